@@ -54,7 +54,7 @@ use self::{
     problems::{ProblemLog, ProblemSource},
     topology::{Reference, references, unknown_hints},
     versions::SourceVersions,
-    vip_conflicts::{VipClaims, external_ips},
+    vip_conflicts::{NodePortOwners, VipClaims, external_ips},
 };
 
 /// The namespace and name of the Service of the API servers.
@@ -226,7 +226,11 @@ impl Index {
         let zone = self.nodes.get(node).map_or("", |node| &node.zone);
         let endpoints = ServiceEndpoints::limited(service, slices(), &self.policy.limits).located_in(self.topology());
         // The problems of its claims were reported when it was committed.
-        let explanation = |port| explain(service, self.claims.resolve(service, port).0, &endpoints, node, zone);
+        let mut node_ports = NodePortOwners::new();
+        let explanation = |port| {
+            let (resolved, _) = self.claims.resolve(service, port, &mut node_ports);
+            explain(service, resolved, &endpoints, node, zone)
+        };
         Ok(ports.into_iter().map(explanation).collect())
     }
 
@@ -277,12 +281,13 @@ impl Index {
         if subset.is_some() || self.limited.contains(&name) {
             keys.extend(self.keys_of(&name));
         }
+        let mut node_ports = NodePortOwners::new();
         for key in keys {
             let resolved = served.as_ref().and_then(|(service, endpoints)| {
                 let key = (&key.port_name, key.protocol);
                 let at = service.ports.binary_search_by(|port| (&port.name, port.protocol).cmp(&key)).ok()?;
                 let port = &service.ports[at];
-                let (port, refused) = self.claims.resolve(service, port);
+                let (port, refused) = self.claims.resolve(service, port, &mut node_ports);
                 Some((view(service, port, endpoints), refused))
             });
             let (view, refused) = resolved.unzip();

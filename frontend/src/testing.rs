@@ -2,6 +2,7 @@
 //! frequent.
 
 use std::{
+    cell::Cell,
     net::IpAddr,
     num::NonZeroU16,
     sync::Arc,
@@ -29,6 +30,20 @@ const EXTERNAL_IPS: [&str; 8] =
 const NODE_ADDRESSES: [&str; 3] = ["172.16.0.1", "172.16.0.2", "192.0.2.2"];
 const PORTS: [(&str, Protocol, u16); 4] =
     [("", Protocol::Tcp, 80), ("dns", Protocol::Udp, 53), ("http", Protocol::Tcp, 80), ("web", Protocol::Tcp, 8080)];
+
+thread_local! {
+    static STEPS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Counts steps of code whose work must be bounded.
+pub(crate) fn count_steps(steps: usize) {
+    STEPS.set(STEPS.get() + steps);
+}
+
+/// The steps on this thread since the last call.
+pub(crate) fn take_steps() -> usize {
+    STEPS.take()
+}
 
 pub(crate) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()

@@ -10,7 +10,12 @@
 //!
 //! Changes of the claims report which service ports they may affect; `resolve` answers for one service port.
 
-use std::{collections::BTreeSet, fmt, iter, net::IpAddr, num::NonZeroU16};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, iter,
+    net::IpAddr,
+    num::NonZeroU16,
+};
 
 use ipnet::IpNet;
 use proto::model::{PerFamily, Protocol, ServicePort, ServicePortKey};
@@ -58,11 +63,16 @@ struct Claimant {
 }
 
 /// The claimant that gets a node port.
-struct NodePortOwner<'a> {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NodePortOwner<'a> {
     claimant: &'a Claimant,
     /// The address of a Node at which it claims the port; `None`: as a node port.
     ip: Option<IpAddr>,
 }
+
+/// Who gets the node ports that were looked up, while no claim changes: all ports of a Service ask about that of its
+/// health checks.
+pub(super) type NodePortOwners<'a> = BTreeMap<(NonZeroU16, Protocol), Option<NodePortOwner<'a>>>;
 
 /// Claims that a service port does not get.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -86,11 +96,12 @@ impl VipClaims {
     ) {
         let changed = self.protected.change_service(service, change);
         affected.extend(self.claimants_in(&changed));
+        // All ports of a Service claim that of its health checks: each claim counts once.
+        let mut changed = BTreeSet::new();
         for port in &service.ports {
             for (claim, claimant) in claims(service, port) {
                 if change_group(&mut self.claimants, change, claim, &claimant) {
-                    affected.extend(self.keys(claim));
-                    self.mark_contenders(claim, affected);
+                    changed.insert(claim);
                 }
                 if let VipClaim::ExternalIp(ip, port, protocol) = claim {
                     let is_claimed = self.claimants.contains_key(&claim);
@@ -99,6 +110,7 @@ impl VipClaims {
                 }
             }
         }
+        self.mark_contenders(changed, affected);
     }
 
     #[cfg(test)]
@@ -138,19 +150,29 @@ impl VipClaims {
 
     /// The service ports that claim the same thing.
     fn keys(&self, claim: VipClaim) -> impl Iterator<Item = ServicePortKey> {
+        #[cfg(test)]
+        crate::testing::count_steps(self.claimants.get(&claim).map_or(0, BTreeSet::len));
         self.claimants.get(&claim).into_iter().flatten().map(|claimant| claimant.key.clone())
     }
 
-    /// Another claimant gets something: marks those whose claims to the same port of Nodes depend on it.
-    fn mark_contenders(&self, claim: VipClaim, affected: &mut BTreeSet<ServicePortKey>) {
-        match claim {
-            VipClaim::ClusterIp(..) => {}
-            VipClaim::NodePort(number, protocol) => affected.extend(self.keys_at_nodes(number, protocol)),
-            VipClaim::ExternalIp(ip, port, protocol) => {
-                if self.protected.is_node_address(&ip) {
-                    self.mark_node_port(port, protocol, affected);
+    /// Others get these claims: marks all that claim the same, and those whose claims to the same ports of Nodes depend
+    /// on it.
+    fn mark_contenders(&self, changed: BTreeSet<VipClaim>, affected: &mut BTreeSet<ServicePortKey>) {
+        let mut at_nodes = BTreeSet::new();
+        for claim in changed {
+            affected.extend(self.keys(claim));
+            match claim {
+                VipClaim::ClusterIp(..) => {}
+                VipClaim::NodePort(number, protocol) => affected.extend(self.keys_at_nodes(number, protocol)),
+                VipClaim::ExternalIp(ip, port, protocol) => {
+                    if self.protected.is_node_address(&ip) {
+                        at_nodes.insert((port, protocol));
+                    }
                 }
             }
+        }
+        for (port, protocol) in at_nodes {
+            self.mark_node_port(port, protocol, affected);
         }
     }
 
@@ -171,6 +193,8 @@ impl VipClaims {
 
     /// The claimed external and load-balancer IPs with a port.
     fn external_ips_of(&self, port: NonZeroU16, protocol: Protocol) -> impl Iterator<Item = IpAddr> {
+        #[cfg(test)]
+        crate::testing::count_steps(self.external_ports.get(&(port, protocol)).map_or(0, BTreeSet::len));
         self.external_ports.get(&(port, protocol)).into_iter().flatten().copied()
     }
 
@@ -187,10 +211,16 @@ impl VipClaims {
     }
 
     /// A service port with those of its claims that it gets, and the others.
-    pub(super) fn resolve(&self, service: &ServiceObject, port: &ServiceObjectPort) -> (ServicePort, RefusedClaims) {
+    pub(super) fn resolve<'a>(
+        &'a self,
+        service: &ServiceObject,
+        port: &ServiceObjectPort,
+        node_ports: &mut NodePortOwners<'a>,
+    ) -> (ServicePort, RefusedClaims) {
         let key = key_of(service, port);
         let mut resolution = Resolution {
             claims: self,
+            node_ports,
             port,
             key: &key,
             age: service.created.into(),
@@ -230,15 +260,16 @@ impl VipClaims {
 }
 
 /// One service port whose claims are resolved.
-struct Resolution<'a> {
-    claims: &'a VipClaims,
+struct Resolution<'a, 'c> {
+    claims: &'c VipClaims,
+    node_ports: &'a mut NodePortOwners<'c>,
     port: &'a ServiceObjectPort,
     key: &'a ServicePortKey,
     age: Age,
     refused: RefusedClaims,
 }
 
-impl Resolution<'_> {
+impl<'c> Resolution<'_, 'c> {
     /// Why another service port gets a claim.
     fn winner(&self, claim: VipClaim, kind: Option<ExternalKind>) -> Option<String> {
         let winner = first(&self.claims.claimants, &claim).filter(|winner| winner.key != *self.key)?;
@@ -263,26 +294,32 @@ impl Resolution<'_> {
         is_own && claimant.health_check == for_health_checks
     }
 
+    /// Who gets a port that at least one Service claims as a node port or for health checks.
+    fn node_port_owner(&mut self, port: NonZeroU16, protocol: Protocol) -> Option<NodePortOwner<'c>> {
+        let claims = self.claims;
+        *self.node_ports.entry((port, protocol)).or_insert_with(|| claims.node_port_owner(port, protocol))
+    }
+
     /// Why the service port does not get a node port, or its Service a port for health checks.
-    fn port_of_nodes(&self, number: NonZeroU16, protocol: Protocol, for_health_checks: bool) -> Option<String> {
+    fn port_of_nodes(&mut self, number: NonZeroU16, protocol: Protocol, for_health_checks: bool) -> Option<String> {
         if self.claims.protected.is_protected_node_port(number, protocol) {
             return Some(format!(
                 "{number}/{protocol} is not served: a process on a Node may use it \
                                  (--protected-ports); use another node port"
             ));
         }
-        let owner = self.claims.node_port_owner(number, protocol);
+        let owner = self.node_port_owner(number, protocol);
         let owner = owner.filter(|owner| !self.is_own(owner.claimant, for_health_checks))?;
         Some(refusal(&format!("{number}/{protocol}"), &owner.to_string(), "whose Service is older"))
     }
 
     /// Why a node port or health checks get this port at the address of a Node.
-    fn node_port_at(&self, ip: IpAddr, kind: ExternalKind) -> Option<String> {
+    fn node_port_at(&mut self, ip: IpAddr, kind: ExternalKind) -> Option<String> {
         let ServiceObjectPort { port, protocol, .. } = *self.port;
         if !self.claims.protected.is_node_address(&ip) {
             return None;
         }
-        let owner = self.claims.node_port_owner(port, protocol).filter(|owner| owner.ip.is_none())?;
+        let owner = self.node_port_owner(port, protocol).filter(|owner| owner.ip.is_none())?;
         if self.is_own(owner.claimant, false) {
             return None;
         }

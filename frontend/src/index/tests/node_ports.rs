@@ -3,6 +3,7 @@
 use proto::model::TrafficPolicy;
 
 use super::*;
+use crate::testing::take_steps;
 
 /// A Service whose port has this number, also as its node port.
 fn with_node_port(name: &str, created: u64, number: u16) -> ServiceObject {
@@ -134,4 +135,43 @@ fn protected_ports_are_those_of_tcp_and_udp() {
     apply_changes(&mut index, &mut views);
     let served = |protocol| views[&ServicePortKey::new("ns", "s", "http", protocol)].port.external_ips.len();
     assert_eq!([Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(served), [0, 0, 1]);
+}
+
+#[test]
+fn ports_with_a_health_check_node_port_cost_their_sum() {
+    let ports = 20_000;
+    let service = ServiceObject { health_check_node_port: Some(number(30100)), ..product(ports, 0).0 };
+    let newer = ServiceObject { created: Some(time(2)), ..service.clone() };
+    let name = service.name.clone();
+    let (mut index, mut views) = (new_index(), Views::new());
+    for update in [put(service), put(newer), SourceUpdate::Delete(ObjectKind::Service, name)] {
+        take_steps();
+        index.apply(update);
+        assert_eq!(apply_changes(&mut index, &mut views).len(), ports);
+        let steps = take_steps();
+        assert!(steps <= 10 * ports, "{steps}");
+        assert!(views.values().all(|view| view.port.health_check_node_port == Some(number(30100))));
+    }
+    assert!(views.is_empty());
+}
+
+#[test]
+fn addresses_of_nodes_with_the_number_of_a_node_port_cost_their_sum() {
+    let count = 4000;
+    let addresses: Vec<_> = (0..count).map(|n: u32| IpAddr::from((0xac10_0000 + n).to_be_bytes())).collect();
+    let nodes = addresses
+        .iter()
+        .enumerate()
+        .map(|(n, address)| put(NodeInfo { addresses: vec![*address], ..node(&format!("node-{n}"), "") }));
+    let (mut index, mut views) = indexed(nodes.chain([put(with_node_port("old", 5, 30080))]));
+    let new = ServiceObject { external_ips: addresses.clone(), ..at_port("new", 9, 30080, (&[], &[])) };
+    let newer = ServiceObject { created: Some(time(10)), ..new.clone() };
+    for service in [new, newer] {
+        take_steps();
+        index.apply(put(service));
+        apply_changes(&mut index, &mut views);
+        let steps = take_steps();
+        assert!(steps <= 10 * addresses.len(), "{steps}");
+        assert_eq!((vips(&views, "new"), views[&key("old")].port.node_port), (0, Some(number(30080))));
+    }
 }
