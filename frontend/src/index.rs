@@ -389,7 +389,7 @@ impl Index {
         for name in slices {
             let service = self.slice_services.get(name).map(|service| sibling(name, service));
             if let Some(slice) = service.and_then(|service| self.slices.get(&service)?.get(&name.name)) {
-                changed.extend(self.claims.protected.change_slice(slice, GroupChange::Add));
+                changed.extend(self.claims.protected.change_slice(None, Some(slice)));
             }
         }
         self.mark_claimants_dirty(&changed);
@@ -419,10 +419,7 @@ impl Index {
         let of_api = removed.iter().chain(&new).any(is_api);
         self.addresses.change_slice(name, &addresses(removed.as_ref()), &addresses(new.as_ref()));
         self.references.change_slice(name, &references(removed.as_ref()), &references(new.as_ref()));
-        let mut changed = Vec::new();
-        for (slice, change) in [(&removed, GroupChange::Remove), (&new, GroupChange::Add)] {
-            changed.extend(slice.iter().flat_map(|slice| self.claims.protected.change_slice(slice, change)));
-        }
+        let mut changed = self.claims.protected.change_slice(removed.as_ref(), new.as_ref());
         if let Some(slice) = new {
             self.slice_services.insert(name.clone(), slice.service.clone());
             let slices = self.slices.entry(sibling(name, &slice.service)).or_default();

@@ -9,7 +9,7 @@
 //! from it but these ports.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
     num::NonZeroU16,
     sync::Arc,
@@ -66,6 +66,13 @@ pub(super) enum ExternalKind {
     LoadBalancer,
     /// `spec.externalIPs`, which a user writes.
     External,
+}
+
+impl EndpointSlices {
+    /// The one that decides of each set.
+    fn oldest(&self) -> [Option<(Age, ObjectName)>; 2] {
+        [&self.with_node, &self.without_node].map(|slices| slices.first().cloned())
+    }
 }
 
 impl ProtectedAddresses {
@@ -136,20 +143,23 @@ impl ProtectedAddresses {
         true
     }
 
-    /// Adds or removes the endpoints of a slice.
-    pub(super) fn change_slice(&mut self, slice: &SliceObject, change: GroupChange) -> Vec<IpNet> {
+    /// Replaces the endpoints of a slice.
+    pub(super) fn change_slice(&mut self, old: Option<&SliceObject>, new: Option<&SliceObject>) -> Vec<IpNet> {
         if self.endpoints.is_empty() {
             return Vec::new();
         }
-        let mut changed = Vec::new();
-        for SliceEndpoint { address, node, .. } in &slice.endpoints {
-            let Some(slices) = self.endpoints.get_mut(address) else { continue };
-            let group = if node.is_some() { &mut slices.with_node } else { &mut slices.without_node };
-            if change.apply(group, &(slice.created.into(), slice.name.clone())) {
-                changed.push(IpNet::from(*address));
+        let mut oldest_before = BTreeMap::new();
+        for (slice, change) in [(old, GroupChange::Remove), (new, GroupChange::Add)] {
+            let Some(slice) = slice else { continue };
+            for SliceEndpoint { address, node, .. } in &slice.endpoints {
+                let Some(slices) = self.endpoints.get_mut(address) else { continue };
+                oldest_before.entry(*address).or_insert_with(|| slices.oldest());
+                let group = if node.is_some() { &mut slices.with_node } else { &mut slices.without_node };
+                change.apply(group, &(slice.created.into(), slice.name.clone()));
             }
         }
-        changed
+        oldest_before.retain(|ip, before| self.endpoints.get(ip).is_none_or(|slices| slices.oldest() != *before));
+        oldest_before.into_keys().map(IpNet::from).collect()
     }
 
     // === Decisions ===

@@ -93,3 +93,23 @@ fn cluster_cidr_of_nearly_all_addresses_protects_nothing() {
     apply_changes(&mut index, &mut views);
     assert_eq!(external_ips_of(&views, "web").0, ["192.0.2.1"]);
 }
+
+#[test]
+fn claimants_change_only_with_the_oldest_slice_of_their_address() {
+    let web = claims("web", "10.96.0.1", &["192.0.2.1"], &[]);
+    let keeps = slice_at(6, &["192.0.2.1"]);
+    let (mut index, mut views) = indexed([put(web), put(keeps.clone())]);
+    let mut changed_by = |slice: SliceObject| {
+        index.apply(put(slice));
+        apply_changes(&mut index, &mut views)
+    };
+    let unready = |slice: &SliceObject| SliceObject {
+        endpoints: slice.endpoints.iter().map(|endpoint| SliceEndpoint { ready: false, ..endpoint.clone() }).collect(),
+        ..slice.clone()
+    };
+    assert_eq!(changed_by(unready(&keeps)), [key("other")]);
+    let newer = SliceObject { name: ObjectName::new("ns", "y"), ..slice_at(7, &["192.0.2.1"]) };
+    assert_eq!(changed_by(newer), [key("other")]);
+    assert_eq!(changed_by(slice_at(6, &["192.0.2.2"])), [key("other"), key("web")]);
+    assert_eq!(changed_by(keeps), [key("other"), key("web")]);
+}
