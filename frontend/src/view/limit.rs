@@ -3,9 +3,9 @@
 //! The limits apply to each IP family: the endpoints of a dual-stack Service have an address of each, in slices of that
 //! family. The subset depends on the objects only, so that it is the same on every node. An endpoint is ranked by
 //! whether it can serve, then by its number among those of its node, then by a hash of its address: the subset covers
-//! as many nodes as possible, and a change replaces at most one other endpoint. Ranks are computed once for all ports
-//! of the Service, and each port takes the first ones: the work is the sum of what the slices list, not its product
-//! with the ports.
+//! as many nodes as possible, and a change replaces at most one other endpoint. Ranks and the slices of each port are
+//! computed once for all ports of the Service, and each port takes the first ones: the work is the sum of what the
+//! slices list, not its product with the ports.
 
 use std::{
     cmp::Reverse,
@@ -24,6 +24,8 @@ use super::merge::MergedEndpoint;
 #[derive(Debug)]
 pub(crate) struct ServiceEndpoints<'a> {
     slices: Vec<&'a SliceObject>,
+    /// By name and protocol, the ports of slices, with the index of each slice.
+    ports: HashMap<(&'a str, Protocol), Vec<(usize, &'a SlicePort)>>,
     subset: Option<RankedSubset>,
     topology: Option<KnownTopology<'a>>,
 }
@@ -80,7 +82,14 @@ impl KnownTopology<'_> {
 impl<'a> ServiceEndpoints<'a> {
     /// All endpoints of all slices.
     pub(crate) fn all(slices: impl IntoIterator<Item = &'a SliceObject>) -> Self {
-        Self { slices: slices.into_iter().collect(), subset: None, topology: None }
+        let slices: Vec<_> = slices.into_iter().collect();
+        let mut ports = HashMap::<_, Vec<_>>::new();
+        for (at, slice) in slices.iter().enumerate() {
+            for port in &slice.ports {
+                ports.entry((&*port.name, port.protocol)).or_default().push((at, port));
+            }
+        }
+        Self { slices, ports, subset: None, topology: None }
     }
 
     /// The same endpoints, where these Nodes and zones exist.
@@ -106,13 +115,10 @@ impl<'a> ServiceEndpoints<'a> {
     ) -> Self {
         let mut endpoints = Self::all(slices);
         let mut counts = PerFamily::from_fn(|_| vec![0; service.ports.len()]);
-        for slice in &endpoints.slices {
-            for SlicePort { name, protocol, .. } in &slice.ports {
-                if let Ok(at) =
-                    service.ports.binary_search_by(|port| (&port.name, port.protocol).cmp(&(name, *protocol)))
-                {
-                    counts[slice.family][at] += slice.endpoints.len();
-                }
+        for (at, port) in service.ports.iter().enumerate() {
+            for (index, _) in endpoints.of_port(&port.name, port.protocol) {
+                let slice = endpoints.slices[*index];
+                counts[slice.family][at] += slice.endpoints.len();
             }
         }
         let counts = PerFamily::from_fn(|family| EntryCounts::of(&counts[family], limits));
@@ -142,28 +148,27 @@ impl<'a> ServiceEndpoints<'a> {
         ))
     }
 
+    /// The ports of slices with this name and protocol, with the index of each slice.
+    fn of_port(&self, name: &str, protocol: Protocol) -> &[(usize, &'a SlicePort)] {
+        self.ports.get(&(name, protocol)).map(Vec::as_slice).unwrap_or_default()
+    }
+
     /// The entries for a service port, with their index in their slice.
     pub(super) fn entries(&self, key: &ServicePortKey) -> Vec<(usize, MergedEndpoint<'a>)> {
-        let of_port = |slice: &'a SliceObject| ports_named(&slice.ports, &key.port_name, key.protocol);
+        let ports = self.of_port(&key.port_name, key.protocol).iter().map(|(at, port)| (*at, self.slices[*at], *port));
         let entry = |slice: &'a SliceObject, port: &SlicePort, index: usize| {
             (index, MergedEndpoint { endpoint: &slice.endpoints[index], slice, port: port.port })
         };
         let Some(RankedSubset { slices: ranked, per_port, .. }) = &self.subset else {
-            let slices = self.slices.iter().flat_map(|slice| of_port(slice).iter().map(move |port| (*slice, port)));
-            return slices
-                .flat_map(|(slice, port)| (0..slice.endpoints.len()).map(move |index| entry(slice, port, index)))
+            return ports
+                .flat_map(|(_, slice, port)| (0..slice.endpoints.len()).map(move |index| entry(slice, port, index)))
                 .collect();
         };
         let mut entries = Vec::new();
         for (family, per_port) in per_port.iter() {
             // Merges the sorted lists of the slices.
-            let lists: Vec<_> = self
-                .slices
-                .iter()
-                .zip(ranked)
-                .filter(|(slice, _)| slice.family == family)
-                .flat_map(|(slice, ranked)| of_port(slice).iter().map(move |port| (*slice, port, ranked)))
-                .collect();
+            let of_family = ports.clone().filter(|(_, slice, _)| slice.family == family);
+            let lists: Vec<_> = of_family.map(|(at, slice, port)| (slice, port, &ranked[at])).collect();
             let next = |list: usize, position: usize| {
                 lists[list].2.get(position).map(|(rank, index)| Reverse((*rank, list, position, *index)))
             };

@@ -61,6 +61,20 @@ fn ports_times_endpoints_are_bounded() {
 }
 
 #[test]
+fn each_port_visits_the_slices_that_name_it() {
+    let (service, whole) = product(1000, 2);
+    let apart = whole.ports.iter().map(|port| SliceObject { ports: vec![port.clone()], ..whole.clone() });
+    let without_ports = std::iter::repeat_n(SliceObject { ports: Vec::new(), ..whole.clone() }, 1000);
+    let slices: Vec<_> = apart.chain(without_ports).collect();
+    for (limits, expected) in [(ServiceLimits::default(), 2), (limits(1, 1), 1)] {
+        let endpoints = ServiceEndpoints::limited(&service, &slices, &limits);
+        let visited = |port: &ServiceObjectPort| endpoints.of_port(&port.name, port.protocol).len();
+        assert_eq!(service.ports.iter().map(visited).sum::<usize>(), 1000);
+        assert!(service.ports.iter().all(|port| used(&endpoints, &port.name).len() == expected));
+    }
+}
+
+#[test]
 fn families_are_limited_apart_from_each_other() {
     let (service, v4) = product(10, 100);
     let mut v6 = SliceObject { family: IpFamily::V6, ..v4.clone() };
