@@ -73,13 +73,14 @@ pub(crate) fn service(name: &str, cluster_ip: &str) -> ServiceObject {
     }
 }
 
-/// A slice `ns/<name>` of a service, for its port `http`, with endpoints on port 8080.
+/// A slice `ns/<name>` of a service, for its port `http`, with endpoints on port 8080. Its family is that of the first
+/// one.
 pub(crate) fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> SliceObject {
     SliceObject {
         name: ObjectName::new("ns", name),
         created: Some(time(0)),
         service: service.into(),
-        family: IpFamily::V4,
+        family: endpoints.first().map_or(IpFamily::V4, |endpoint| IpFamily::of(&endpoint.address)),
         ports: vec![SlicePort { name: "http".into(), protocol: Protocol::Tcp, port: number(8080) }],
         endpoints,
         trigger: None,

@@ -6,7 +6,7 @@ use std::{
     net::IpAddr,
 };
 
-use proto::model::ServicePortKey;
+use proto::model::{IpFamily, ServicePortKey};
 
 use super::{
     Index,
@@ -34,10 +34,13 @@ impl Index {
 
     /// The address of a pod in the EndpointSlices of a Service, of another IP family than one that is known.
     pub(crate) fn address_of_other_family(&self, service: &ObjectName, pod: PodId, known: IpAddr) -> Option<IpAddr> {
-        let mut endpoints = self.slices.get(service)?.values().flat_map(|slice| &slice.endpoints);
-        let is_other =
-            |endpoint: &&SliceEndpoint| endpoint.pod == Some(pod) && endpoint.address.is_ipv4() != known.is_ipv4();
-        endpoints.find(is_other).map(|endpoint| endpoint.address)
+        let slices = self.slices.get(service)?.values().filter(|slice| slice.family != IpFamily::of(&known));
+        let mut endpoints = slices.flat_map(|slice| {
+            #[cfg(test)]
+            crate::testing::count_steps(slice.endpoints.len());
+            &slice.endpoints
+        });
+        endpoints.find(|endpoint| endpoint.pod == Some(pod)).map(|endpoint| endpoint.address)
     }
 
     /// The keys of the service ports of a Service.

@@ -9,6 +9,7 @@ use super::*;
 use crate::{
     drain::{Drain, DrainReport, NodesBehind},
     object::PodId,
+    testing::take_steps,
     waiting_drains::DrainState,
 };
 
@@ -394,6 +395,20 @@ async fn pod_of_both_families_is_drained_when_the_slices_of_both_say_that_it_end
     fixture.update(slice_of("z", ["fd00::1", "fd00::2"], true)).await;
     fixture.committed().await;
     assert_eq!(state(&fixture).await, DrainState::Drained);
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_address_of_a_pod_is_searched_in_slices_of_the_other_family() {
+    let fixture = cluster().await;
+    let own = SliceEndpoint { ready: false, terminating: true, ..endpoint("10.0.0.1", "node-9") };
+    let others = (0..250).map(|n| endpoint(&format!("10.0.1.{n}"), "node-9"));
+    let endpoints = std::iter::once(of_pod("own", own)).chain(others).collect();
+    fixture.update(put(slice("x", "web", endpoints))).await;
+    fixture.update(put(slice("z", "web", vec![of_pod("own", endpoint("fd00::1", "node-9"))]))).await;
+    fixture.committed().await;
+    take_steps();
+    assert_eq!(state(&fixture).await, DrainState::InUse);
+    assert_eq!(take_steps(), 1);
 }
 
 #[tokio::test(start_paused = true)]
