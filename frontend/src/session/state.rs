@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 use proto::{
     digest::{Digest, DigestVector},
     model::{
-        Ack, Batch, ClientMessage, FailureKind, Hello, Revision, Role, ServerMessage, ServicePortFailure, SyncMode,
-        Welcome,
+        Ack, Batch, ClientMessage, FailureKind, Hello, Revision, Role, ServerMessage, ServicePortFailure,
+        ServicePortKey, SyncMode, Welcome,
     },
 };
 use runtime::{Rate, TokenBucket};
@@ -39,6 +39,9 @@ const DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often digest mismatches of one stream are repaired. More of them have a cause that a repair does not remove,
 /// such as an endpoint that comes and goes and that the backend ignores.
 const MISMATCHES: Rate = Rate { burst: 6, every: Duration::from_secs(600) };
+
+/// The most new failures of one Ack that are looked up and reported: as many as are counted of one node.
+const MAX_NEW_FAILURES: usize = 512;
 
 #[derive(Debug)]
 pub(super) struct Session<'a> {
@@ -279,18 +282,23 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Creates Kubernetes Events for failures that were not in the previous Ack.
+    /// Creates Kubernetes Events for failures that were not in the previous Ack, at most [`MAX_NEW_FAILURES`].
     fn report_new_failures(&self, previous: &[ServicePortFailure], failures: &[ServicePortFailure]) {
-        let identity = |failure: &ServicePortFailure| (failure.key.clone(), failure.reason.clone(), failure.kind);
+        fn identity(failure: &ServicePortFailure) -> (&ServicePortKey, &str, FailureKind) {
+            (&failure.key, &failure.reason, failure.kind)
+        }
         if previous == failures {
             return;
         }
         let previous: BTreeSet<_> = previous.iter().map(identity).collect();
-        let log = self.context.cluster.log();
-        // A node may not create Events for Services that do not exist.
-        let is_new =
-            |failure: &&ServicePortFailure| !previous.contains(&identity(failure)) && log.view(&failure.key).is_some();
-        for failure in failures.iter().filter(is_new) {
+        let new = failures.iter().filter(|failure| !previous.contains(&identity(failure)));
+        let mut new: Vec<_> = new.take(MAX_NEW_FAILURES).collect();
+        {
+            // All streams wait for the log. A node may not create Events for Services that do not exist.
+            let log = self.context.cluster.log();
+            new.retain(|failure| log.view(&failure.key).is_some());
+        }
+        for failure in new {
             self.context.events.report(EventReport::Failed(self.node.clone(), failure.clone()));
         }
     }

@@ -324,6 +324,19 @@ async fn streams_have_status_and_failures() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn failures_that_are_looked_up_and_reported_are_bounded() {
+    let fixture = Fixture::of(small()).await;
+    let mut client = fixture.joined("node-0").await;
+    let key = client.replica.state.services.keys().next().unwrap().clone();
+    let mut reports = fixture.frontend.context.events.receiver().unwrap();
+    let failure = |number| proto::model::ServicePortFailure::rejected(key.clone(), format!("error {number}"));
+    client.ack_with((0..1_000).map(failure).collect()).await;
+    client.is_up_to_date().await;
+    assert_eq!(fixture.frontend.context.streams.fleet().backends().next().unwrap().failures.len(), 1_000);
+    assert_eq!(std::iter::from_fn(|| reports.try_recv().ok()).count(), 512);
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_does_not_work_on_a_node_is_bounded() {
     let fixture = Fixture::of(small()).await;
     let mut reports = fixture.frontend.context.events.receiver().unwrap();
