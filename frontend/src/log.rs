@@ -46,7 +46,7 @@ use self::{
     digest_index::{ApplyDigest, DigestIndex},
     history::History,
     node_entry::NodeEntry,
-    operations::CommitOperations,
+    operations::{CommitOperations, changed_nodes},
 };
 
 pub(crate) use self::{
@@ -160,6 +160,8 @@ struct PortChange {
     summary: String,
     /// What would be sent to nodes to undo it.
     undo: CommitRecord,
+    /// See [`changed_nodes`].
+    nodes: BTreeSet<Arc<str>>,
 }
 
 /// Changes with all that follows from the service ports before and after. That is computed before the log is locked:
@@ -192,7 +194,8 @@ impl PreparedChanges {
             undo.change(&key, after, before, &zone_of);
             let undo = CommitRecord::new(undo, BTreeSet::new(), None);
             let (kind, summary) = (ChangeKind::between(before, after), describe(before, after));
-            ports.push(PortChange { key, after: view, kind, summary, undo });
+            let nodes = changed_nodes(before, after);
+            ports.push(PortChange { key, after: view, kind, summary, undo, nodes });
         }
         Self { ports, operations, others: changes }
     }
@@ -248,7 +251,8 @@ impl ChangeLog {
             self.put_node(&name, node);
         }
         for (key, view) in ports {
-            self.put_view(key, view);
+            let nodes = changed_nodes(None, view.as_ref());
+            self.put_view(key, view, &nodes);
         }
         self.revision.0 += 1;
         self.history = History::new(self.history.limits, self.revision);
@@ -282,10 +286,10 @@ impl ChangeLog {
                 operations.own.entry(name).or_default().push(facts);
             }
         }
-        for PortChange { key, after, kind, summary, undo } in ports {
+        for PortChange { key, after, kind, summary, undo, nodes } in ports {
             let cause = causes.remove(&key);
             self.changes.push(LoggedChange { at, revision, key: key.clone(), kind, summary, cause, undo });
-            self.put_view(key, after);
+            self.put_view(key, after, &nodes);
         }
         self.history.push(CommitRecord::new(operations, moved, oldest_trigger));
         Some(revision)
@@ -384,7 +388,10 @@ impl ChangeLog {
             let mut own: Option<Box<DigestVector>> = None;
             for (bucket, key) in &node_entry.ports {
                 if let Some(view) = self.buckets[usize::from(*bucket)].get(key) {
-                    let digest = digest_index::own_digest(KeyHash::of(key), view, name, zone);
+                    let hash = KeyHash::of(key);
+                    let digest = digest_index::own_digest(hash, view, name, |_, class, pools| {
+                        hash.pool(class, pools.in_zone(zone))
+                    });
                     own.get_or_insert_default()[*bucket].add(digest);
                 }
             }
@@ -394,44 +401,40 @@ impl ChangeLog {
         moved
     }
 
-    fn put_view(&mut self, key: ServicePortKey, view: Option<ServicePortView>) {
+    /// Replaces a view. `nodes`: those whose own pools differ. The others are not visited: a Service can have endpoints
+    /// on thousands of nodes.
+    fn put_view(&mut self, key: ServicePortKey, view: Option<ServicePortView>, nodes: &BTreeSet<Arc<str>>) {
         let hash = KeyHash::of(&key);
         let bucket = hash.bucket();
-        let old = self.buckets[usize::from(bucket)].remove(&key);
-        let mut left = BTreeSet::new();
-        if let Some(old) = old {
-            self.account(hash, &old, Digest::remove);
-            for name in old.nodes() {
-                if let Some(node_entry) = self.nodes.get_mut(name) {
-                    node_entry.remove_port(bucket, &key);
-                }
-                left.insert(name.clone());
-            }
+        if let Some(old) = self.buckets[usize::from(bucket)].remove(&key) {
+            self.account(hash, &old, nodes, Digest::remove);
             self.service_ports -= 1;
             self.endpoints -= old.endpoints();
         }
-        if let Some(view) = view {
-            for name in view.nodes() {
+        for name in nodes {
+            if view.as_ref().is_some_and(|view| view.has_own_pools(name)) {
                 self.nodes.entry(name.clone()).or_default().ports.insert((bucket, key.clone()));
+            } else if let Some(node_entry) = self.nodes.get_mut(name) {
+                node_entry.remove_port(bucket, &key);
+                self.forget_if_empty(name);
             }
-            self.account(hash, &view, Digest::add);
+        }
+        if let Some(view) = view {
+            self.account(hash, &view, nodes, Digest::add);
             self.service_ports += 1;
             self.endpoints += view.endpoints();
             self.buckets[usize::from(bucket)].put(key, Arc::new(view));
         }
-        for name in left {
-            self.forget_if_empty(&name);
-        }
     }
 
-    /// Adds or removes the digests of a view, for all nodes, for zones and for single nodes.
-    fn account(&mut self, hash: KeyHash, view: &ServicePortView, apply: ApplyDigest) {
+    /// Adds or removes the digests of a view, for all nodes, for zones and for these single nodes.
+    fn account(&mut self, hash: KeyHash, view: &ServicePortView, nodes: &BTreeSet<Arc<str>>, apply: ApplyDigest) {
         let by_zone = self.digest_index.account(hash, view, apply);
-        let own = digest_index::own_digests(hash, view, &by_zone, |node| self.zone(node));
-        for (name, digest) in own {
-            if let Some(node_entry) = self.nodes.get_mut(name) {
-                apply(&mut node_entry.own.get_or_insert_default()[hash.bucket()], digest);
-            }
+        for name in nodes.iter().filter(|name| view.has_own_pools(name)) {
+            let Some(node_entry) = self.nodes.get_mut(name) else { continue };
+            let zone = node_entry.zone();
+            let own = digest_index::own_digest(hash, view, name, |at, _, _| *by_zone[at].in_zone(zone));
+            apply(&mut node_entry.own.get_or_insert_default()[hash.bucket()], own);
         }
     }
 

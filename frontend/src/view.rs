@@ -200,6 +200,11 @@ impl ServicePortView {
         self.shared().flat_map(|(.., pools)| pools.nodes.keys()).chain(self.local.keys())
     }
 
+    /// Whether a node has pools of its own.
+    pub(crate) fn has_own_pools(&self, node: &str) -> bool {
+        self.local.contains_key(node) || self.shared().any(|(.., pools)| pools.nodes.contains_key(node))
+    }
+
     pub(crate) fn cluster_pool(&self, family: IpFamily, node: &str, zone: &str) -> &Pool {
         self.cluster[family].resolve(node, zone)
     }

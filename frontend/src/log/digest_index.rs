@@ -41,7 +41,7 @@ impl DigestIndex {
     }
 
     /// Adds or removes a service port with its shared pools. Returns the digest of each pool by zone, for
-    /// [`own_digests`].
+    /// [`own_digest`].
     pub(super) fn account(&mut self, hash: KeyHash, view: &ServicePortView, apply: ApplyDigest) -> Vec<Scoped<Digest>> {
         apply(&mut self.all_nodes[hash.bucket()], Digest::of_service_port(&view.port));
         view.shared().map(|(class, _, pools)| self.account_pool(hash, class, pools, apply)).collect()
@@ -72,28 +72,18 @@ impl DigestIndex {
     }
 }
 
-/// What a service port adds to the digests of nodes with pools of their own, relative to their zones.
-pub(super) fn own_digests<'a, 'z>(
+/// What a service port adds to the digests of one node, relative to its zone. `in_zone` returns the digest of shared
+/// pools there, by their number.
+pub(super) fn own_digest(
     hash: KeyHash,
-    view: &'a ServicePortView,
-    by_zone: &[Scoped<Digest>],
-    zone_of: impl Fn(&str) -> &'z str,
-) -> Vec<(&'a Arc<str>, Digest)> {
-    let mut own: Vec<_> = view.local.iter().map(|(node, pools)| (node, local_digest(hash, pools))).collect();
-    for ((class, _, pools), by_zone) in view.shared().zip(by_zone) {
-        for (node, pool) in &pools.nodes {
-            own.push((node, difference(hash.pool(class, pool), *by_zone.in_zone(zone_of(node)))));
-        }
-    }
-    own
-}
-
-/// What a service port adds to the digests of one node, relative to its zone.
-pub(super) fn own_digest(hash: KeyHash, view: &ServicePortView, node: &str, zone: &str) -> Digest {
+    view: &ServicePortView,
+    node: &str,
+    in_zone: impl Fn(usize, PoolClass, &Scoped<Pool>) -> Digest,
+) -> Digest {
     let mut own = view.local.get(node).map_or_else(Digest::default, |pools| local_digest(hash, pools));
-    for (class, _, pools) in view.shared() {
+    for (at, (class, _, pools)) in view.shared().enumerate() {
         if let Some(pool) = pools.nodes.get(node) {
-            own.add(difference(hash.pool(class, pool), hash.pool(class, pools.in_zone(zone))));
+            own.add(difference(hash.pool(class, pool), in_zone(at, class, pools)));
         }
     }
     own

@@ -72,6 +72,29 @@ impl CommitOperations {
     }
 }
 
+/// The nodes whose own pools differ between two views, or whose zones have other ones: their digests are relative to
+/// these.
+pub(super) fn changed_nodes(before: Option<&ServicePortView>, after: Option<&ServicePortView>) -> BTreeSet<Arc<str>> {
+    let (Some(before), Some(after)) = (before, after) else {
+        return before.or(after).into_iter().flat_map(ServicePortView::nodes).cloned().collect();
+    };
+    let mut nodes = BTreeSet::new();
+    for (node, (before, after)) in pairs(&before.local, &after.local) {
+        if before != after {
+            nodes.insert(node.clone());
+        }
+    }
+    for ((.., before), (.., after)) in iter::zip(before.shared(), after.shared()) {
+        let is_moved = before.default != after.default || before.zones != after.zones;
+        for (node, (before, after)) in pairs(&before.nodes, &after.nodes) {
+            if is_moved || before != after {
+                nodes.insert(node.clone());
+            }
+        }
+    }
+    nodes
+}
+
 /// Appends the operations that create a service port with the pools that nodes of a zone share.
 pub(super) fn put_for_zone(view: &ServicePortView, zone: &str, operations: &mut Vec<Operation>) {
     operations.push(Operation::PutServicePort(view.port.clone()));

@@ -599,6 +599,30 @@ fn changes_are_described_before_the_log_is_locked() {
 }
 
 #[test]
+fn change_on_one_node_visits_no_other_one() {
+    let web = |changed: usize| {
+        let on_node = |at: usize| endpoint(&format!("10.0.{}.{}", at / 250, at % 250), &format!("node-{at}"));
+        put(slice("x", "web", (0..1000).filter(|at| *at != changed).map(on_node).collect()))
+    };
+    let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(1000)]);
+    assert_eq!(cluster.log.nodes.len(), 1000);
+    let mut replicas = ["node-7", "node-8"].map(|name| cluster.joined(name));
+    for (changed, nodes) in [(7, vec!["node-7"]), (8, vec!["node-7", "node-8"]), (1000, vec!["node-8"])] {
+        cluster.apply(web(changed));
+        let changes = cluster.index.take_changes();
+        cluster.views.extend(changes.ports.iter().filter_map(|(key, view)| Some((key.clone(), view.clone()?))));
+        let before = cluster.log.views_of(&changes);
+        let prepared = PreparedChanges::new(changes, &before, |_| "");
+        let visited: Vec<_> = prepared.ports.iter().flat_map(|change| &change.nodes).map(|node| &**node).collect();
+        assert_eq!(visited, nodes);
+        cluster.log.commit(prepared);
+        for replica in &mut replicas {
+            cluster.sync(replica);
+        }
+    }
+}
+
+#[test]
 fn undone_changes_lead_back_to_any_time() {
     let hints = |last: u8, node: &str, zone: &str| SliceEndpoint {
         zone_hints: vec![zone.into()],
