@@ -89,7 +89,8 @@ pub(crate) struct Index {
     claims: VipClaims,
     /// Up to date after [`Self::take_changes`].
     pub(crate) problems: ProblemLog,
-    /// Services of which a subset of the endpoints is used: each of their ports depends on all of their slices.
+    /// Services of which a subset of the endpoints is used, or with endpoints on many nodes
+    /// ([`ServiceEndpoints::ports_depend_on_each_other`]): each of their ports depends on all of their slices.
     limited: BTreeSet<ObjectName>,
     versions: SourceVersions,
     /// The kinds of which a list has been delivered.
@@ -276,9 +277,14 @@ impl Index {
             let endpoints = ServiceEndpoints::limited(service, slices(), limits).located_in(topology);
             (service, endpoints)
         });
-        let subset = served.as_ref().and_then(|(_, endpoints)| endpoints.describe_subset());
+        let is_limited = served.as_ref().is_some_and(|(_, endpoints)| endpoints.ports_depend_on_each_other());
+        let endpoints = served.iter().map(|(_, endpoints)| endpoints);
+        let exceeded =
+            endpoints.flat_map(|endpoints| [endpoints.describe_subset(), endpoints.describe_missing_nodes()]);
+        let problem = |message| ObjectProblem { field: "endpoints".to_owned(), message };
+        let problems: Vec<_> = exceeded.flatten().map(problem).collect();
         let mut keys: BTreeSet<_> = keys.iter().cloned().collect();
-        if subset.is_some() || self.limited.contains(&name) {
+        if is_limited || self.limited.contains(&name) {
             keys.extend(self.keys_of(&name));
         }
         let mut node_ports = NodePortOwners::new();
@@ -294,13 +300,12 @@ impl Index {
             self.problems.set_claims(&name, &key, refused.unwrap_or_default());
             views.push((key, view));
         }
-        if subset.is_some() {
+        if is_limited {
             self.limited.insert(name.clone());
         } else {
             self.limited.remove(&name);
         }
-        let problem = subset.map(|message| ObjectProblem { field: "endpoints".to_owned(), message });
-        self.problems.set(ObjectKind::Service, &name, ProblemSource::Endpoints, problem);
+        self.problems.set(ObjectKind::Service, &name, ProblemSource::Endpoints, problems);
     }
 
     fn apply_one(&mut self, parsed: ParsedObject) {
@@ -475,7 +480,8 @@ impl Index {
         }
         let had_nodes = !self.nodes.is_empty();
         if new.is_none() || !self.nodes.contains_key(&name) {
-            let keys: BTreeSet<_> = self.slices_with(Reference::Node(name.clone())).flat_map(slice_keys).collect();
+            let slices = self.slices_with(Reference::Node(name.clone())).chain(self.slices_on(&name));
+            let keys: BTreeSet<_> = slices.flat_map(slice_keys).collect();
             self.mark_dirty(keys);
         }
         let old_zone = self.nodes.get(&name).map(|node| node.zone.clone());
@@ -489,7 +495,8 @@ impl Index {
             self.nodes.insert(name.clone(), Arc::new(node));
         }
         if had_nodes == self.nodes.is_empty() {
-            let keys: BTreeSet<_> = self.slices_with_references().flat_map(slice_keys).collect();
+            let slices = self.slices_with_references().chain(self.slices_on_many_nodes());
+            let keys: BTreeSet<_> = slices.flat_map(slice_keys).collect();
             self.mark_dirty(keys);
         }
         self.dirty_nodes.insert(name);

@@ -46,7 +46,7 @@ pub(crate) struct ServicePortView {
     /// For traffic policy Cluster. Empty if no traffic uses that policy.
     pub(crate) cluster: PerFamily<Scoped<Pool>>,
     /// For traffic policy Local, by node: its ready endpoints, or else those that are terminating and still serving.
-    /// Only nodes with such endpoints.
+    /// Only nodes with such endpoints, and of those without a Node object a limited number.
     pub(crate) local: BTreeMap<Arc<str>, PerFamily<Pool>>,
     /// What established UDP flows may keep, besides the endpoints of the other pools. The same for every node; if no
     /// traffic uses policy Cluster, by node: its own. With [`ConnectionResets::Removed`], what TCP connections may
@@ -95,7 +95,7 @@ pub(crate) fn view(
                 let serving = in_family(family).filter(|merged| merged.endpoint.serving);
                 let established = match selected[family] {
                     Some(_) => everywhere(unused_of_cluster(serving, &cluster[family])),
-                    None => Scoped { nodes: unused_by_node(serving, &by_node, family), ..Scoped::default() },
+                    None => Scoped { nodes: unused_by_node(serving, endpoints, &by_node, family), ..Scoped::default() },
                 };
                 (established, Scoped::default())
             }
@@ -145,7 +145,7 @@ impl<'a> EndpointDecisions<'a> {
             if uses_cluster {
                 decisions.cluster[family] = Some(ClusterSelection::of(&endpoints, of_service));
             }
-            decisions.local[family] = local(&endpoints);
+            decisions.local[family] = local(&endpoints, of_service);
         }
         decisions
     }

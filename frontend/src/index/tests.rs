@@ -14,6 +14,7 @@ use super::*;
 
 mod gone;
 mod hints;
+mod missing_nodes;
 mod node_ports;
 mod plan;
 mod pods;

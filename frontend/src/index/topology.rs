@@ -1,7 +1,10 @@
 //! What of EndpointSlices depends on the existence of Nodes and zones: whether endpoints that do not serve are gone,
-//! and which topology hints count.
+//! which topology hints count, and which nodes have local pools.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::Index;
 use crate::{
@@ -29,7 +32,18 @@ impl Index {
         self.references.slices(reference).filter_map(|name| self.slice(name))
     }
 
-    /// The slices whose views depend on any Node or zone.
+    /// The slices of Services with endpoints on so many nodes that local pools depend on whether these exist.
+    pub(super) fn slices_on_many_nodes(&self) -> impl Iterator<Item = &SliceObject> {
+        self.limited.iter().filter_map(|service| self.slices.get(service)).flat_map(BTreeMap::values)
+    }
+
+    /// Those of them with an endpoint on this node.
+    pub(super) fn slices_on<'s>(&'s self, node: &'s str) -> impl Iterator<Item = &'s SliceObject> {
+        let is_on_node = move |endpoint: &SliceEndpoint| endpoint.node.as_deref() == Some(node);
+        self.slices_on_many_nodes().filter(move |slice| slice.endpoints.iter().any(is_on_node))
+    }
+
+    /// The slices whose views depend on any Node or zone by a [`Reference`].
     pub(super) fn slices_with_references(&self) -> impl Iterator<Item = &SliceObject> {
         self.references.all().filter_map(|name| self.slice(name))
     }

@@ -599,6 +599,24 @@ fn changes_are_described_before_the_log_is_locked() {
 }
 
 #[test]
+fn nodes_that_do_not_exist_are_bounded() {
+    let slices = (0..10).map(|number| {
+        let on_node =
+            |at: usize| endpoint(&format!("10.{number}.{}.{}", at / 250, at % 250), &format!("made-up-{number}-{at}"));
+        put(slice(&format!("x{number}"), "web", (0..1000).map(on_node).collect()))
+    });
+    let others = [put(node("node-0", "")), put(service("web", "10.96.0.1"))];
+    let mut cluster = Cluster::of(slices.chain(others));
+    assert_eq!(cluster.log.nodes.len(), 1 + 256);
+    let mut replicas = ["made-up-0-0", "made-up-9-999"].map(|name| cluster.joined(name));
+    cluster.commit([put(node("made-up-9-999", "zone-a")), put(node("made-up-0-0", "zone-a"))]);
+    assert_eq!(cluster.log.nodes.len(), 3 + 256);
+    for replica in &mut replicas {
+        cluster.sync(replica);
+    }
+}
+
+#[test]
 fn change_on_one_node_visits_no_other_one() {
     let web = |changed: usize| {
         let on_node = |at: usize| endpoint(&format!("10.0.{}.{}", at / 250, at % 250), &format!("node-{at}"));

@@ -74,6 +74,8 @@ pub(crate) enum EndpointReason {
     OtherZones(Vec<Arc<str>>),
     /// Out: it is on this other node, or its node is unknown.
     NotOnNode(Option<Arc<str>>),
+    /// Out: its node has no Node object, like too many others of the Service.
+    MissingNode,
     /// Out: no traffic uses policy Cluster.
     PolicyLocal,
     /// Out: the Service has no cluster IP of its IP family.
@@ -159,6 +161,7 @@ impl EndpointDecisions<'_> {
         let local = match &merged.endpoint.node {
             Some(its) if **its == *node => match self.local[family].get(node) {
                 Some(used) => used.explain(merged),
+                None if merged.ready() || merged.fallback() => EndpointReason::MissingNode,
                 None if merged.endpoint.terminating => EndpointReason::NotServing,
                 None => EndpointReason::NotReady,
             },
@@ -236,6 +239,7 @@ impl EndpointReason {
             Self::OtherZones(zones) => return ("hint-other-zone", format!("hint for zone {}", zones.join(", "))),
             Self::NotOnNode(Some(node)) => return ("not-on-this-node", format!("on node {node}")),
             Self::NotOnNode(None) => ("not-on-this-node", "has no nodeName"),
+            Self::MissingNode => ("missing-node", "its node has no Node object, like too many others of the Service"),
             Self::PolicyLocal => ("policy-local", "no traffic uses policy Cluster"),
             Self::NoClusterIp(family) => {
                 return ("no-cluster-ip", format!("the Service has no {family} cluster IP"));

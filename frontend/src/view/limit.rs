@@ -9,7 +9,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap},
+    collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, HashSet},
     net::IpAddr,
     sync::Arc,
 };
@@ -20,6 +20,10 @@ use crate::object::{ServiceLimits, ServiceObject, SliceEndpoint, SliceObject, Sl
 
 use super::merge::MergedEndpoint;
 
+/// The most nodes of a Service that have local pools without a Node object. It may be missing by mistake, but
+/// EndpointSlices can name any number of such nodes, and each costs much more memory than its name.
+const MAX_MISSING_NODES: usize = 256;
+
 /// The endpoints of a Service that its ports use.
 #[derive(Debug)]
 pub(crate) struct ServiceEndpoints<'a> {
@@ -28,6 +32,10 @@ pub(crate) struct ServiceEndpoints<'a> {
     ports: HashMap<(&'a str, Protocol), Vec<(usize, &'a SlicePort)>>,
     subset: Option<RankedSubset>,
     topology: Option<KnownTopology<'a>>,
+    /// Whether there are more than [`MAX_MISSING_NODES`] nodes, with or without a Node object.
+    is_on_many_nodes: bool,
+    /// In sorted order, the last missing node that has local pools; `None`: all have.
+    last_missing: Option<&'a str>,
 }
 
 /// The Nodes and zones that exist: hints that name others are ignored.
@@ -89,12 +97,39 @@ impl<'a> ServiceEndpoints<'a> {
                 ports.entry((&*port.name, port.protocol)).or_default().push((at, port));
             }
         }
-        Self { slices, ports, subset: None, topology: None }
+        Self { slices, ports, subset: None, topology: None, is_on_many_nodes: false, last_missing: None }
     }
 
     /// The same endpoints, where these Nodes and zones exist.
     pub(crate) fn located_in(self, topology: KnownTopology<'a>) -> Self {
-        Self { topology: Some(topology), ..self }
+        let (mut nodes, mut missing) = (HashSet::new(), BTreeSet::new());
+        let mut last_missing: Option<&str> = None;
+        for node in self.serving_nodes() {
+            if nodes.len() <= MAX_MISSING_NODES {
+                nodes.insert(node);
+            }
+            let is_first = last_missing.is_none_or(|last| node < last);
+            if is_first && !topology.has_node(node) && missing.insert(node) && missing.len() > MAX_MISSING_NODES {
+                missing.pop_last();
+                last_missing = missing.last().copied();
+            }
+        }
+        let is_on_many_nodes = nodes.len() > MAX_MISSING_NODES;
+        Self { topology: Some(topology), is_on_many_nodes, last_missing, ..self }
+    }
+
+    /// The nodes of endpoints that serve, some more than once. A slice without ports has none.
+    fn serving_nodes(&self) -> impl Iterator<Item = &'a str> {
+        let slices = self.slices().filter(|slice| !slice.ports.is_empty());
+        let serving = slices.flat_map(|slice| &slice.endpoints).filter(|endpoint| endpoint.ready || endpoint.serving);
+        serving.filter_map(|endpoint| endpoint.node.as_deref())
+    }
+
+    /// The node in whose local pools an endpoint is.
+    pub(super) fn local_node<'e>(&self, endpoint: &'e SliceEndpoint) -> Option<&'e Arc<str>> {
+        let node = endpoint.node.as_ref()?;
+        let has_pools = self.last_missing.is_none_or(|last| **node <= *last || self.has_node(node));
+        has_pools.then_some(node)
     }
 
     /// Whether there may be a Node of this name.
@@ -134,7 +169,12 @@ impl<'a> ServiceEndpoints<'a> {
         self.slices.iter().copied()
     }
 
-    /// Whether endpoints are left out. Then every port depends on every slice.
+    /// Whether every port depends on every slice, and perhaps on whether Nodes exist that they name.
+    pub(crate) fn ports_depend_on_each_other(&self) -> bool {
+        self.is_subset() || self.is_on_many_nodes
+    }
+
+    /// Whether endpoints are left out.
     pub(crate) fn is_subset(&self) -> bool {
         self.subset.is_some()
     }
@@ -151,6 +191,17 @@ impl<'a> ServiceEndpoints<'a> {
     /// The ports of slices with this name and protocol, with the index of each slice.
     fn of_port(&self, name: &str, protocol: Protocol) -> &[(usize, &'a SlicePort)] {
         self.ports.get(&(name, protocol)).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// Which nodes have no local pools. For problems.
+    pub(crate) fn describe_missing_nodes(&self) -> Option<String> {
+        let describe = |_| {
+            format!(
+                "its endpoints name more than {MAX_MISSING_NODES} nodes that have no Node object: of these, the first \
+                 {MAX_MISSING_NODES} in sorted order are used for traffic policy Local"
+            )
+        };
+        self.last_missing.map(describe)
     }
 
     /// The entries for a service port, with their index in their slice.

@@ -71,10 +71,13 @@ impl<'a> UsedEndpoints<'a> {
 }
 
 /// The used endpoints of each node that has some.
-pub(super) fn local<'a>(endpoints: &[MergedEndpoint<'a>]) -> BTreeMap<Arc<str>, UsedEndpoints<'a>> {
+pub(super) fn local<'a>(
+    endpoints: &[MergedEndpoint<'a>],
+    of_service: &ServiceEndpoints<'_>,
+) -> BTreeMap<Arc<str>, UsedEndpoints<'a>> {
     let mut by_node = BTreeMap::<Arc<str>, Vec<_>>::new();
     for merged in endpoints {
-        if let Some(node) = &merged.endpoint.node {
+        if let Some(node) = of_service.local_node(merged.endpoint) {
             by_node.entry(node.clone()).or_default().push(*merged);
         }
     }
@@ -114,12 +117,13 @@ pub(super) fn unused_of_cluster<'m, 'a: 'm>(
 /// What established flows may keep, besides the local pools: on each node its own endpoints.
 pub(super) fn unused_by_node<'m, 'a: 'm>(
     serving: impl Iterator<Item = &'m MergedEndpoint<'a>>,
+    of_service: &ServiceEndpoints<'_>,
     local: &BTreeMap<Arc<str>, PerFamily<Pool>>,
     family: IpFamily,
 ) -> BTreeMap<Arc<str>, Pool> {
     let mut by_node = BTreeMap::<Arc<str>, Vec<_>>::new();
     for merged in serving {
-        let Some(node) = &merged.endpoint.node else { continue };
+        let Some(node) = of_service.local_node(merged.endpoint) else { continue };
         let endpoint = merged.to_endpoint(false);
         if !local.get(node).is_some_and(|pools| pools[family].contains(&endpoint)) {
             by_node.entry(node.clone()).or_default().push(endpoint);

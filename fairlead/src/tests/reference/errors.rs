@@ -129,7 +129,8 @@ const REFUSALS: &[MessageSource] = &[
         path: "frontend/src/view/limit.rs",
         marks: &["are used"],
         heading: "Endpoints beyond a limit of the operator",
-        fix: "As above. The subset has as many nodes as possible.",
+        fix: "As above. The subset has as many nodes as possible. If nodes have no Node object, correct `nodeName` of \
+              the endpoints.",
     },
 ];
 
