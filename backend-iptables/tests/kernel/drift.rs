@@ -124,6 +124,30 @@ fn changes_of_other_chains_are_not_drift() {
     }
 }
 
+/// A comment that is not UTF-8, and one with a line break, of another program.
+#[test]
+fn rules_with_unusual_comments_are_left() {
+    for variant in Variant::ALL {
+        run(move || async move {
+            let unusual = b"*nat\n-A PREROUTING -m comment --comment \"caf\xe9\" -j RETURN\nCOMMIT\n";
+            tool(&format!("iptables-{variant}-restore --noflush"), unusual);
+            let comment = "-m comment --comment two\nCOMMIT";
+            tool(&format!("iptables-{variant} -t nat -A PREROUTING {comment} -j RETURN"), "");
+            let rules = || saved(variant).into_iter().filter(|line| line.starts_with("-A")).collect::<Vec<_>>();
+            let before = rules();
+            let mut backend = backend(variant);
+            assert!(backend.reconcile_all(&state()).await.unwrap().writes > 0);
+            let mut target = state();
+            let operations = backend::testing::operations_between(&target, &mk_state().build());
+            let changes = backend::testing::apply(&mut target, operations);
+            assert!(backend.apply_all(&target, &changes).await.unwrap().writes > 0);
+            assert_eq!(drift(&mut backend, POLL_TIME).await, None, "{variant}");
+            backend.cleanup().await.unwrap();
+            assert_eq!(rules(), before, "{variant}");
+        });
+    }
+}
+
 /// iptables-nft refuses a table whose chains another program has created in another way.
 #[test]
 fn a_family_that_cannot_be_programmed_is_not_drift() {

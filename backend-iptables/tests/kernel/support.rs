@@ -32,17 +32,17 @@ pub(crate) async fn reconcile(variant: Variant, state: &NodeState) -> SyncReport
 
 /// Runs a command line with this input, and returns its output.
 #[track_caller]
-pub(crate) fn tool(command_line: &str, input: &str) -> String {
+pub(crate) fn tool(command_line: &str, input: impl AsRef<[u8]>) -> String {
     let mut words = command_line.split(' ');
     let mut command = Command::new(words.next().unwrap());
     // A private namespace needs no lock of the machine.
     command.env("XTABLES_LOCKFILE", "/proc/thread-self/ns/net");
     command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.stdin.take().unwrap().write_all(input.as_ref()).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success());
-    String::from_utf8(output.stdout).unwrap()
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// The rules of both families, without comments and counters.

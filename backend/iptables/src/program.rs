@@ -140,8 +140,8 @@ impl Program {
                 None => Err(anyhow!("{name}: {reason}")),
             };
         }
-        let saved = String::from_utf8(stdout).with_context(|| format!("the output of {name} is not UTF-8"))?;
-        Ok(SaveResult::Rules(saved))
+        // A comment of another program may be in another encoding.
+        Ok(SaveResult::Rules(String::from_utf8_lossy(&stdout).into_owned()))
     }
 
     /// Executes a script; each table is changed completely or not at all.

@@ -6,7 +6,7 @@ use std::{net::IpAddr, ops::RangeInclusive};
 
 use ipnet::IpNet;
 
-pub(crate) use parse::words;
+pub(crate) use parse::{ends_in_quotes, words};
 
 /// A rule.
 #[derive(Clone, Debug, PartialEq)]

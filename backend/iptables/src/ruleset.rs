@@ -4,13 +4,17 @@
 mod tests;
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     fmt,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::{ChainSpec, Hook, Rule, Script, ScriptLine, Table, rule::words};
+use crate::{
+    ChainSpec, Hook, Rule, Script, ScriptLine, Table,
+    rule::{ends_in_quotes, words},
+};
 
 /// The end of the comment that `iptables-nft-save` prints instead of a table that contains a rule made by `nft`.
 const INCOMPATIBLE: &str = "' is incompatible, use 'nft' tool.";
@@ -59,7 +63,16 @@ impl Ruleset {
         let mut ruleset = Self::default();
         let mut table = None;
         // Not `lines`, which removes a carriage return from the end of a rule.
-        for (number, line) in (1..).zip(saved.split_terminator('\n')) {
+        let mut lines = (1..).zip(saved.split_terminator('\n'));
+        while let Some((number, line)) = lines.next() {
+            let mut line = Cow::from(line);
+            // A comment may contain line breaks.
+            let mut is_quoted = ends_in_quotes(&line, false);
+            while is_quoted && let Some((_, next)) = lines.next() {
+                line.to_mut().extend(["\n", next]);
+                is_quoted = ends_in_quotes(next, true);
+            }
+            let line = &*line;
             if let Some(name) = line.strip_prefix('*') {
                 table = Some(Table::from_name(name));
             } else if line == "COMMIT" {

@@ -63,7 +63,9 @@ impl Script {
     ) {
         self.begin(table);
         chains.clone().into_iter().for_each(|chain| self.push(ScriptLine::Declare(chain)));
-        rules.into_iter().for_each(|(chain, rule)| self.push(ScriptLine::Delete(chain, rule)));
+        // `iptables-restore` would execute the second line of a comment. Without this deletion, it rejects the script.
+        let rules = rules.into_iter().filter(|(_, rule)| !rule.contains('\n'));
+        rules.for_each(|(chain, rule)| self.push(ScriptLine::Delete(chain, rule)));
         chains.into_iter().for_each(|chain| self.push(ScriptLine::DeleteChain(chain)));
         self.commit();
     }

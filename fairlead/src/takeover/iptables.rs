@@ -134,9 +134,11 @@ impl TableRemoval {
 }
 
 /// Whether a rule has the form of kube-proxy's jumps from built-in chains: for all packets, or for those of new
-/// connections.
+/// connections. The comments of kube-proxy are UTF-8 without line breaks; other ones cannot be written as they were
+/// read.
 fn is_hook(rule: &Rule) -> bool {
     let is_new = |condition: &Condition| matches!(condition, Condition::State(states) if states == &["NEW"]);
-    rule.matches.iter().all(|one| !one.negated && is_new(&one.condition))
+    !rule.comment.contains(['\n', char::REPLACEMENT_CHARACTER])
+        && rule.matches.iter().all(|one| !one.negated && is_new(&one.condition))
         && matches!(&rule.target, Target::Jump(chain) if names::is_hooked(chain))
 }

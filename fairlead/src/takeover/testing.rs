@@ -56,13 +56,13 @@ fn fill(rules: &str, family: IpFamily) -> String {
 
 /// Runs a program that reads `input`; returns what it prints.
 #[track_caller]
-pub(crate) fn run(program: &str, arguments: &[&str], input: &str) -> String {
+pub(crate) fn run(program: &str, arguments: &[&str], input: impl AsRef<[u8]>) -> String {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap_or_else(|error| panic!("{program}: {error}"));
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.stdin.take().unwrap().write_all(input.as_ref()).unwrap();
     let output = child.wait_with_output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {arguments:?}: {errors}");
-    String::from_utf8(output.stdout).unwrap()
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }

@@ -40,6 +40,22 @@ pub(crate) fn words(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
+/// Whether a line, which may begin within quotes, ends within quotes: they continue on the next line. Names of chains
+/// and interfaces are printed without quotes and may contain one, so quotes begin only after a space.
+pub(crate) fn ends_in_quotes(line: &str, mut quoted: bool) -> bool {
+    let (mut escaped, mut previous) = (false, b'\n');
+    for byte in line.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if quoted => escaped = true,
+            b'"' if quoted || previous == b' ' => quoted = !quoted,
+            _ => {}
+        }
+        previous = byte;
+    }
+    quoted
+}
+
 /// A word without its quotes and escapes.
 fn unquote(word: &str) -> String {
     let Some(inner) = word.strip_prefix('"').and_then(|word| word.strip_suffix('"')) else { return word.to_owned() };

@@ -26,6 +26,16 @@ fn what_is_parsed_prints_the_same() {
 }
 
 #[test]
+fn a_comment_with_line_breaks_is_part_of_its_rule() {
+    let saved = "*nat\n:OUTPUT ACCEPT [0:0]\n:a\"b - [0:0]\n\
+        -A OUTPUT -m comment --comment \"one \\\"two\n*raw\nCOMMIT\n-A three\" -j a\"b\n-A OUTPUT -j a\"b\nCOMMIT\n";
+    let ruleset = parse(saved);
+    assert_eq!(ruleset.to_string(), saved);
+    assert_eq!(ruleset.rules(Table::Nat, "OUTPUT").len(), 2);
+    assert!(Ruleset::parse("*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT --comment \"open\nCOMMIT\n").is_err());
+}
+
+#[test]
 fn incomplete_or_unknown_output_is_an_error() {
     assert!(Ruleset::parse("*nat\n:PREROUTING ACCEPT [0:0]\n").is_err());
     assert!(Ruleset::parse("*unknown\n:A - [0:0]\n").is_err());
@@ -73,6 +83,14 @@ fn removal_leaves_chains_and_rules_of_others() {
             .script_without(is_ours)
             .is_empty()
     );
+}
+
+/// `iptables-restore` would execute the second line of the comment.
+#[test]
+fn a_rule_with_line_breaks_is_not_deleted() {
+    let saved = SAVED.replace("-A INPUT -j FAIRLEAD", "-A INPUT -m comment --comment \"a\n-F INPUT\" -j FAIRLEAD");
+    let removal = "*mangle\n:FAIRLEAD-IPVS - [0:0]\n-X FAIRLEAD-IPVS\nCOMMIT\n";
+    assert_eq!(parse(&saved).script_without(|chain| chain == "FAIRLEAD-IPVS").text(), removal);
 }
 
 #[test]

@@ -166,6 +166,42 @@ fn only_rules_of_other_programs_remain() {
     }
 }
 
+/// Another program has written them.
+#[test]
+fn rules_with_unusual_comments_remain() {
+    for tool in TOOLS {
+        let family = family(tool);
+        let unusual = b"*nat\n-A PREROUTING -m comment --comment \"caf\xe9\" -j RETURN\nCOMMIT\n";
+        let add_unusual = move || {
+            run(&format!("{tool}-restore"), &["--noflush"], unusual);
+            let comment = "two\nCOMMIT";
+            run(tool, &["-t", "nat", "-A", "PREROUTING", "-m", "comment", "--comment", comment, "-j", "RETURN"], "");
+        };
+        let expected = in_netns(move || {
+            load(tool, &others(family));
+            add_unusual();
+            saved(tool)
+        });
+        in_netns(move || {
+            load(tool, &all(family));
+            add_unusual();
+            assert_ne!(saved(tool), expected);
+            block_on(find().remove()).unwrap();
+            assert_eq!(saved(tool), expected, "{tool}");
+            // A jump that cannot be deleted as it is shown.
+            let jump = "*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n";
+            run(&format!("{tool}-restore"), &["--noflush"], jump);
+            let comment = "two\nCOMMIT";
+            run(tool, &["-t", "nat", "-A", "OUTPUT", "-m", "comment", "--comment", comment, "-j", "KUBE-SERVICES"], "");
+            let with_jump = saved(tool);
+            let found = find();
+            assert_eq!(found.notes().len(), 1, "{found:?}");
+            block_on(found.remove()).unwrap();
+            assert_eq!(saved(tool), with_jump, "{tool}");
+        });
+    }
+}
+
 #[test]
 fn both_variants_and_both_families_are_cleaned_at_once() {
     in_netns(|| {
