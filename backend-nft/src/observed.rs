@@ -174,7 +174,8 @@ pub(crate) fn slots<'a, I: IntoIterator<Item = &'a Element>>(
 
 // === the base ruleset ===
 
-/// Whether the objects with our names have our definitions. If not, another program has changed the table.
+/// Whether the objects with our names have our definitions, and what is missing can be added. If not, another program
+/// has changed the table.
 fn is_compatible(listing: &Listing, base: &Base) -> bool {
     let is_same_table = listing.table.as_ref().is_none_or(|table| table.comment == base.table.comment);
     let are_same_sets =
@@ -183,7 +184,13 @@ fn is_compatible(listing: &Listing, base: &Base) -> bool {
         Some(ours) => ours.chain == *chain,
         None => !is_chain_of_services(&chain.name) || *chain == Chain::regular(&*chain.name),
     });
-    is_same_table && are_same_sets && are_same_chains
+    // The kernel rejects a new base chain after a change of the flags of its table in the same transaction.
+    let are_base_chains_complete = || {
+        let mut base_chains = base.chains.iter().filter(|fixed| fixed.chain.base.is_some());
+        base_chains.all(|fixed| listing.chains.contains(&fixed.chain))
+    };
+    let are_same_flags = listing.table.as_ref().is_none_or(|table| table.flags == base.table.flags);
+    is_same_table && are_same_sets && are_same_chains && (are_same_flags || are_base_chains_complete())
 }
 
 /// Whether the chain is created on demand by service ports.

@@ -19,10 +19,14 @@ fn element(n: u8, map: Map, index: u32, to: u8) -> Element {
 }
 
 fn observed(elements: Vec<Element>) -> Observed {
+    observed_table(|base| Listing { table: Some(base.table.clone()), elements, ..Listing::default() })
+}
+
+fn observed_table(list: impl FnOnce(&Base) -> Listing) -> Observed {
     let options = backend::dataplane::DataplaneOptions::default();
     let node = proto::model::NodeInfo::unknown("node");
     let base = PerFamily::from_fn(|family| crate::desired::base(family, &options, &node, &ClusterInfo::default()));
-    let v4 = Listing { table: Some(base.v4.table.clone()), elements, ..Listing::default() };
+    let v4 = list(&base.v4);
     Observed::of(PerFamily { v4, v6: Listing::default() }, &base, &options.effective(&node))
 }
 
@@ -60,4 +64,20 @@ fn a_table_that_exists_is_not_added() {
     let repairs = observed(vec![element(2, Map::Endpoints, 0, 5)]).repairs;
     assert_eq!(repairs.v6.first[0], Operation::AddTable);
     assert!(!repairs.v4.first.contains(&Operation::AddTable));
+}
+
+/// What it lacks could not be added.
+#[test]
+fn a_dormant_table_without_a_base_chain_is_replaced() {
+    for is_complete in [false, true] {
+        let observed = observed_table(|base| {
+            let chains = base.chains.iter().map(|fixed| fixed.chain.clone());
+            Listing {
+                table: Some(netlink::nft::Table { flags: 1, ..base.table.clone() }),
+                chains: chains.filter(|chain| is_complete || chain.base.is_none()).collect(),
+                ..Listing::default()
+            }
+        });
+        assert_eq!(observed.is_replaced(), !is_complete);
+    }
 }

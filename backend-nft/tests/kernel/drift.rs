@@ -198,6 +198,7 @@ fn another_definition_is_replaced() {
              add map ip fairlead1 vips { type ipv4_addr : verdict ; }",
             "delete chain ip fairlead1 postrouting ; \
              add chain ip fairlead1 postrouting { type nat hook postrouting priority 50 ; }",
+            "add table ip fairlead1 { flags dormant ; } ; delete chain ip fairlead1 output-check",
         ] {
             nft(change);
             let generation = NftHandle::open().unwrap().generation().unwrap();
