@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow};
 use proto::model::IpFamily;
-use tokio::{io::AsyncWriteExt as _, process::Command};
+use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 use tracing::debug;
 
 use crate::{RestoreError, Script, Variant, lock, restore};
@@ -18,6 +18,8 @@ use crate::{RestoreError, Script, Variant, lock, restore};
 const LOCK_TIMEOUT_S: &str = "5";
 /// How often a restore is attempted while another process changes rules at the same time.
 const ATTEMPTS: u32 = 3;
+/// When a program that has not ended is killed. Measured: a script of a large cluster takes up to 100 s.
+const DEADLINE: Duration = Duration::from_secs(120);
 /// The random delay before the next attempt, in milliseconds.
 const RETRY_DELAY_MS: std::ops::Range<u64> = 50..250;
 /// `RESOURCE_PROBLEM` of `iptables/include/xtables.h`: the lock is taken, or another process committed first.
@@ -197,7 +199,8 @@ fn is_busy(stderr: &str) -> bool {
     ["xtables lock", "temporarily unavailable"].iter().any(|text| stderr.contains(text))
 }
 
-/// Runs a program until it ends. `None` when it is not installed. The program is killed when the future is dropped.
+/// Runs a program until it ends or the deadline. `None` when it is not installed. The program is killed at the deadline,
+/// and when the future is dropped.
 async fn run(program: &str, arguments: &[&str], stdin: &str) -> Result<Option<Output>> {
     let mut command = Command::new(program);
     command.args(arguments).kill_on_drop(true);
@@ -213,6 +216,20 @@ async fn run(program: &str, arguments: &[&str], stdin: &str) -> Result<Option<Ou
             let _ = pipe.write_all(stdin.as_bytes()).await;
         }
     };
-    let ((), output) = tokio::join!(write, child.wait_with_output());
+    let ended = timeout(DEADLINE, async { tokio::join!(write, child.wait_with_output()) }).await;
+    let ((), output) = ended.with_context(|| format!("{program} did not end within {} s", DEADLINE.as_secs()))?;
     output.map(Some).with_context(|| format!("wait for {program}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The paused clock advances to the deadline.
+    #[tokio::test(start_paused = true)]
+    async fn a_program_that_does_not_end_is_an_error() {
+        let error = run("sleep", &["3600"], "").await.unwrap_err();
+        assert_eq!(error.to_string(), "sleep did not end within 120 s");
+        assert!(run("no-such-program", &[], "").await.unwrap().is_none());
+    }
 }
