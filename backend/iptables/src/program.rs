@@ -18,7 +18,7 @@ use crate::{RestoreError, Script, Variant, lock, restore};
 const LOCK_TIMEOUT_S: &str = "5";
 /// How often a restore is attempted while another process changes rules at the same time.
 const ATTEMPTS: u32 = 3;
-/// When a program that has not ended is killed. Measured: a script of a large cluster takes up to 100 s.
+/// How long a program may run. The slowest cold load takes 100 s.
 const DEADLINE: Duration = Duration::from_secs(120);
 /// The random delay before the next attempt, in milliseconds.
 const RETRY_DELAY_MS: std::ops::Range<u64> = 50..250;
@@ -199,8 +199,8 @@ fn is_busy(stderr: &str) -> bool {
     ["xtables lock", "temporarily unavailable"].iter().any(|text| stderr.contains(text))
 }
 
-/// Runs a program until it ends or the deadline. `None` when it is not installed. The program is killed at the deadline,
-/// and when the future is dropped.
+/// Runs a program until it ends. `None` when it is not installed. The program is killed at the deadline, and when the
+/// future is dropped.
 async fn run(program: &str, arguments: &[&str], stdin: &str) -> Result<Option<Output>> {
     let mut command = Command::new(program);
     command.args(arguments).kill_on_drop(true);
