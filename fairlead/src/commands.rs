@@ -92,10 +92,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
 
 /// Runs a command that a signal ends with an error.
 async fn interruptible<T>(command: impl Future<Output = Result<T>>, mut shutdown: Shutdown) -> Result<T> {
-    tokio::select! {
-        () = shutdown.recv() => bail!("interrupted"),
-        result = command => result,
-    }
+    shutdown.run_until_started(command).await.context("interrupted")?
 }
 
 /// Prints the completion script of a shell.

@@ -151,9 +151,8 @@ impl InstanceLock {
         warn!(%holder, timeout_s = timeout.as_secs(), "another instance of Fairlead runs here, waiting for its end");
         let begun = Instant::now();
         while begun.elapsed() < timeout {
-            tokio::select! {
-                () = sleep(RETRY_DELAY) => {}
-                () = shutdown.recv() => return Ok(None),
+            if shutdown.run_until_started(sleep(RETRY_DELAY)).await.is_none() {
+                return Ok(None);
             }
             // The holder is not asked again meanwhile: if it does not accept connections, they would fill its queue.
             if let Some(lock) = Self::bind(SOCKET, &description)? {

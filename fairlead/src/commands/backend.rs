@@ -149,10 +149,7 @@ impl BackendProcess<'_> {
             tasks.spawn_infallible("takeover", move |mut shutdown| async move {
                 // Fails when another instance runs, and this process ends.
                 if only_instance.await.is_ok() {
-                    tokio::select! {
-                        () = other_modes.take_over(progress, &stale_objects) => {}
-                        () = shutdown.recv() => {}
-                    }
+                    shutdown.run_until_started(other_modes.take_over(progress, &stale_objects)).await;
                 }
                 shutdown.recv().await;
             });
@@ -183,9 +180,8 @@ impl BackendProcess<'_> {
             runner.run(shutdown).await
         });
         tasks.spawn_infallible("readiness", move |mut shutdown| async move {
-            tokio::select! {
-                () = shutdown.recv() => return,
-                () = ready.wait() => info!(node = name, "{ready_message}"),
+            if shutdown.run_until_started(ready.wait()).await.is_some() {
+                info!(node = name, "{ready_message}");
             }
             shutdown.recv().await;
         });

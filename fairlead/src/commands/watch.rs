@@ -17,11 +17,8 @@ use crate::{
 /// Follows the stream until the shutdown.
 pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
     let mut view = View::open(&args.frontend, &args.node_name()?).await?;
-    loop {
-        let message = tokio::select! {
-            () = shutdown.recv() => return Ok(()),
-            message = view.next() => message?,
-        };
+    while let Some(message) = shutdown.run_until_started(view.next()).await {
+        let message = message?;
         let Some(json) = to_json(&message) else { continue };
         match args.output.format {
             OutputFormat::Table => print_lines(&message)?,
@@ -29,6 +26,7 @@ pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
             OutputFormat::Yaml => print::text(format_args!("---\n{}", print::yaml(&json)?))?,
         }
     }
+    Ok(())
 }
 
 /// One line per operation: revision, verb, object, detail.

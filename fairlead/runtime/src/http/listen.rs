@@ -115,10 +115,7 @@ where
         // Each ends early only with an error, or where the machine lacks its IP family.
         tokio::try_join!(v4, v6).map(drop)
     };
-    tokio::select! {
-        ended = all => ended,
-        () = shutdown.recv() => Ok(()),
-    }
+    shutdown.run_until_started(all).await.unwrap_or(Ok(()))
 }
 
 async fn one(
