@@ -29,20 +29,11 @@ impl Default for HttpConnections {
 }
 
 impl HttpConnections {
-    /// The highest number of open connections.
-    pub const MAX: usize = LOCAL.total + REMOTE.total;
-
     /// Admits a connection, and evicts another one if a bound is reached.
     pub(super) fn admit(&self, stream: &TcpStream) -> io::Result<HttpPermit> {
         let [client, server] = [stream.peer_addr()?, stream.local_addr()?].map(|address| address.ip().to_canonical());
         let table = if is_local(client, server) { &self.local } else { &self.remote };
         Ok(table.admit(client.into()))
-    }
-
-    /// How many connections are open.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.local.count() + self.remote.count()
     }
 }
 
@@ -55,6 +46,16 @@ fn is_local(client: IpAddr, server: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl HttpConnections {
+        /// The highest number of open connections.
+        pub(in crate::http) const MAX: usize = LOCAL.total + REMOTE.total;
+
+        /// How many connections are open.
+        pub(in crate::http) fn count(&self) -> usize {
+            self.local.count() + self.remote.count()
+        }
+    }
 
     #[test]
     fn connections_to_own_addresses_are_local() {
