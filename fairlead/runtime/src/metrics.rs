@@ -23,6 +23,7 @@ pub use prometheus_client::registry::Registry;
 const OPENMETRICS: HeaderValue = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
 /// Writes the metrics of a collector. Errors are those of the encoder.
+#[derive(Debug)]
 pub struct Writer<'a>(DescriptorEncoder<'a>);
 
 /// Label names and values.
@@ -96,11 +97,5 @@ impl<'a> Writer<'a> {
             ConstCounter::new(value).encode(encoder.encode_family(&labels)?)?;
         }
         Ok(())
-    }
-}
-
-impl fmt::Debug for Writer<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Writer").finish_non_exhaustive()
     }
 }
