@@ -126,7 +126,7 @@ impl Reporter {
         self.unfinished = UnfinishedCalls::default();
         let error = format!("{error:#}");
         let retry_in_ms = retry_in.as_millis();
-        if self.sync_failures.failed(&error).is_news() {
+        if self.sync_failures.failed(&error).is_news {
             error!(backend, error, retry_in_ms, "cannot program the kernel, retrying");
         } else {
             debug!(backend, error, retry_in_ms, "still cannot program the kernel");

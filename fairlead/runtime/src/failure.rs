@@ -46,15 +46,13 @@ struct Failing {
     count: u64,
 }
 
-/// What to log about one more failure.
+/// One more failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Occurrence {
-    /// The condition worked before.
-    First,
-    /// It failed before, for another reason. The number of failures so far, this one included.
-    CauseChanged(u64),
-    /// The same failure again: not worth a line. The number of failures so far, this one included.
-    Again(u64),
+pub struct Occurrence {
+    /// The number of failures so far, this one included.
+    pub count: u64,
+    /// Whether it should be logged above DEBUG: the first failure, or one with another cause than the last.
+    pub is_news: bool,
 }
 
 /// A failing condition that has ended.
@@ -70,16 +68,14 @@ impl Repeated {
     /// Records a failure. `cause` is compared with that of the last one; numbers in it are ignored, because ports,
     /// attempts and durations change with every try.
     pub fn failed(&mut self, cause: &str) -> Occurrence {
-        let Some(failing) = &mut self.failing else {
-            self.failing = Some(Failing { cause: cause.to_owned(), since: Instant::now(), count: 1 });
-            return Occurrence::First;
-        };
+        let new = || Failing { cause: String::new(), since: Instant::now(), count: 0 };
+        let failing = self.failing.get_or_insert_with(new);
         failing.count += 1;
-        if without_numbers(&failing.cause).eq(without_numbers(cause)) {
-            return Occurrence::Again(failing.count);
+        let is_news = failing.count == 1 || without_numbers(&failing.cause).ne(without_numbers(cause));
+        if is_news {
+            cause.clone_into(&mut failing.cause);
         }
-        cause.clone_into(&mut failing.cause);
-        Occurrence::CauseChanged(failing.count)
+        Occurrence { count: failing.count, is_news }
     }
 
     /// Records a success. `Some` when this ends a failure.
@@ -95,19 +91,11 @@ impl Repeated {
     }
 }
 
-impl Occurrence {
-    /// Whether this failure should be logged above DEBUG.
-    #[must_use]
-    pub fn is_news(self) -> bool {
-        !matches!(self, Self::Again(_))
-    }
-}
-
 /// Logs an [`Occurrence`] with these fields and this message: at WARN if it is news, otherwise at DEBUG.
 #[macro_export]
 macro_rules! warn_if_news {
     ($occurrence:expr, $($event:tt)*) => {
-        if $occurrence.is_news() { ::tracing::warn!($($event)*) } else { ::tracing::debug!($($event)*) }
+        if $occurrence.is_news { ::tracing::warn!($($event)*) } else { ::tracing::debug!($($event)*) }
     };
 }
 
@@ -140,9 +128,9 @@ mod tests {
     async fn repeated_failure_is_news_when_it_begins_changes_and_ends() {
         let mut condition = Repeated::default();
         assert_eq!(condition.recovered(), None);
-        assert_eq!(condition.failed("connect 10.0.0.1:6443: refused"), Occurrence::First);
-        assert_eq!(condition.failed("connect 10.0.0.2:6443: refused"), Occurrence::Again(2));
-        assert_eq!(condition.failed("certificate expired"), Occurrence::CauseChanged(3));
+        assert_eq!(condition.failed("connect 10.0.0.1:6443: refused"), Occurrence { count: 1, is_news: true });
+        assert_eq!(condition.failed("connect 10.0.0.2:6443: refused"), Occurrence { count: 2, is_news: false });
+        assert_eq!(condition.failed("certificate expired"), Occurrence { count: 3, is_news: true });
         assert!(condition.is_failing());
         tokio::time::advance(Duration::from_secs(7)).await;
         assert_eq!(condition.recovered(), Some(Recovery { count: 3, duration: Duration::from_secs(7) }));

@@ -152,7 +152,7 @@ impl Tokens {
     }
 
     fn failed(&self, error: &str) -> AuthnError {
-        if lock(&self.failures).failed(error).is_news() {
+        if lock(&self.failures).failed(error).is_news {
             warn!(error, "cannot review tokens, rejecting clients that use one");
         }
         AuthnError::Unavailable(error.to_owned())

@@ -57,7 +57,7 @@ pub(super) fn accept(
                 }
                 Err(error) => {
                     let error = chain(&error);
-                    if accept_failures.failed(&error).is_news() {
+                    if accept_failures.failed(&error).is_news {
                         warn!(error, retry_ms = ACCEPT_RETRY_DELAY.as_millis(), "cannot accept connections, retrying");
                     }
                     sleep(ACCEPT_RETRY_DELAY).await;

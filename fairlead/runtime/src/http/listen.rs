@@ -141,7 +141,7 @@ async fn one(
                 return Err(io::Error::new(error.kind(), format!("{name}: cannot listen at {address}: {error}")));
             }
             Err(error) => {
-                if binding.failed(&error.to_string()).is_news() {
+                if binding.failed(&error.to_string()).is_news {
                     warn!(server = name, %address, %error, retry_in_ms = RETRY.as_millis(), "cannot listen, retrying");
                 }
                 sleep(RETRY).await;

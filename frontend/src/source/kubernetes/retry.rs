@@ -136,12 +136,8 @@ impl<'a> Retry<'a> {
 
     fn log(&mut self, error: &str, advice: Option<String>, delay: Duration) {
         let (kind, retry_in_ms) = (self.kind, delay.as_millis());
-        let occurrence = self.repeated.failed(error);
-        if !(occurrence.is_news() && self.causes.set(kind, error)) {
-            let failures = match occurrence {
-                Occurrence::First => 1,
-                Occurrence::CauseChanged(count) | Occurrence::Again(count) => count,
-            };
+        let Occurrence { count: failures, is_news } = self.repeated.failed(error);
+        if !(is_news && self.causes.set(kind, error)) {
             debug!(%kind, error, failures, retry_in_ms, "request failed again, or for another kind as well");
             return;
         }
