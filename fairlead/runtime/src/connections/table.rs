@@ -21,7 +21,7 @@ pub struct ConnectionBounds {
 }
 
 /// The open connections of a server, counted by `K`. Clones share the same state.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ConnectionTable<K: Ord>(Arc<SharedTable<K>>);
 
 #[derive(Debug)]
@@ -55,12 +55,6 @@ pub struct ConnectionPermit<K: Ord> {
     pub(super) key: K,
     pub(super) id: u64,
     evicted: Arc<Notify>,
-}
-
-impl<K: Ord> Clone for ConnectionTable<K> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
 }
 
 impl<K: Ord + Clone + fmt::Debug> ConnectionTable<K> {
