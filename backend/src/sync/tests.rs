@@ -61,7 +61,7 @@ fn start(kernel: &FakeKernel, state_file: Option<&Path>) -> Fixture {
         opened.send(Peer { hello, messages, replies: sent }).unwrap();
         (replies, received)
     };
-    let ready = Ready::new();
+    let ready = Ready::default();
     let state_file = state_file.map(StateFile::local);
     let options = RunnerOptions { state_file, ..RunnerOptions::new(NODE_NAME) };
     let runner = Runner::new(options, kernel.backend(), attach).with_ready(ready.guard("first state"));

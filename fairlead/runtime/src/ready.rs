@@ -24,11 +24,6 @@ pub struct ReadyGuard {
 }
 
 impl Ready {
-    /// Without gates, so ready.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Adds a gate. `name` names it in log lines, as in "kubernetes list".
     pub fn guard(&self, name: &'static str) -> ReadyGuard {
         self.pending.send_modify(|pending| pending.push(name));
@@ -80,7 +75,7 @@ mod tests {
 
     #[tokio::test]
     async fn ready_when_the_last_guard_is_dropped() {
-        let ready = Ready::new();
+        let ready = Ready::default();
         let list = ready.guard("kubernetes list");
         let bind = ready.guard("listener");
         let waiting = tokio::spawn({
@@ -99,14 +94,14 @@ mod tests {
 
     #[tokio::test]
     async fn failed_gate_does_not_pass() {
-        let ready = Ready::new();
+        let ready = Ready::default();
         ready.guard("lock").fail();
         assert!(!ready.is_ready());
     }
 
     #[tokio::test]
     async fn guards_of_the_same_name_count_separately() {
-        let ready = Ready::new();
+        let ready = Ready::default();
         let (first, second) = (ready.guard("list"), ready.guard("list"));
         drop(first);
         assert!(!ready.is_ready());
@@ -116,7 +111,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn waiting_continues_after_each_log_line() {
-        let ready = Ready::new();
+        let ready = Ready::default();
         let guard = ready.guard("kubernetes list");
         let start = Instant::now();
         tokio::spawn(async move {
@@ -129,6 +124,6 @@ mod tests {
 
     #[tokio::test]
     async fn ready_without_guards() {
-        Ready::new().wait().await;
+        Ready::default().wait().await;
     }
 }

@@ -46,11 +46,6 @@ impl Default for Tasks {
 }
 
 impl Tasks {
-    /// A group without tasks.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Starts a task in a span of that name. It must end soon after its shutdown has been triggered.
     ///
     /// Do what can fail early, such as binding a port, before this call, so that the caller sees the error.
@@ -192,7 +187,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn outer_shutdown_stops_all() {
         let (trigger, shutdown) = Shutdown::channel();
-        let mut tasks = Tasks::new();
+        let mut tasks = Tasks::default();
         tasks.spawn("watch", until_shutdown);
         tasks.spawn("server", until_shutdown);
         let running = tokio::spawn(tasks.run(shutdown, DEADLINE));
@@ -204,7 +199,7 @@ mod tests {
     async fn task_that_blocks_its_own_threads_does_not_block_others() {
         let (trigger, shutdown) = Shutdown::channel();
         let (go_on, goes_on) = std::sync::mpsc::channel();
-        let mut tasks = Tasks::new();
+        let mut tasks = Tasks::default();
         let blocked = |shutdown| async move {
             goes_on.recv()?;
             until_shutdown(shutdown).await
@@ -222,7 +217,7 @@ mod tests {
     #[tokio::test]
     async fn failure_on_own_threads_is_named() {
         let (_trigger, shutdown) = Shutdown::channel();
-        let mut tasks = Tasks::new();
+        let mut tasks = Tasks::default();
         tasks.spawn("engine", until_shutdown);
         tasks.spawn_on_own_threads("server", |_| async { Err(anyhow!("out of memory")) }).unwrap();
         let error = tasks.run(shutdown, DEADLINE).await.unwrap_err();
@@ -233,7 +228,7 @@ mod tests {
     async fn failing_task_is_named_and_stops_the_others() {
         let (_trigger, shutdown) = Shutdown::channel();
         let drained = Arc::new(AtomicBool::new(false));
-        let mut tasks = Tasks::new();
+        let mut tasks = Tasks::default();
         tasks.spawn("server", |_| async { Err(anyhow!("address in use").context("bind")) });
         tasks.spawn("watch", {
             let drained = drained.clone();
@@ -252,7 +247,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn task_that_ends_well_ends_the_group() {
         let (_trigger, shutdown) = Shutdown::channel();
-        let mut tasks = Tasks::new();
+        let mut tasks = Tasks::default();
         tasks.spawn("once", |_| async { Ok(()) });
         tasks.spawn("server", until_shutdown);
         tasks.run(shutdown, DEADLINE).await.unwrap();
@@ -262,7 +257,7 @@ mod tests {
     async fn panic_is_an_error_with_the_name() {
         for (number, expected) in [(None, "task watch: panicked: plain"), (Some(7), "task watch: panicked: number 7")] {
             let (_trigger, shutdown) = Shutdown::channel();
-            let mut tasks = Tasks::new();
+            let mut tasks = Tasks::default();
             tasks.spawn("watch", async move |_| match number {
                 None => panic!("plain"),
                 Some(number) => panic!("number {number}"),
@@ -275,7 +270,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn error_during_the_shutdown_is_returned() {
         let (trigger, shutdown) = Shutdown::channel();
-        let mut tasks = Tasks::new();
+        let mut tasks = Tasks::default();
         tasks.spawn("state file", async |shutdown| {
             until_shutdown(shutdown).await?;
             Err(anyhow!("disk full"))
@@ -289,7 +284,7 @@ mod tests {
     async fn task_past_the_deadline_is_aborted_and_named() {
         let (trigger, shutdown) = Shutdown::channel();
         let (kept_by_task, dropped) = oneshot::channel::<()>();
-        let mut tasks = Tasks::new();
+        let mut tasks = Tasks::default();
         tasks.spawn("stuck", async move |_| {
             let _kept = kept_by_task;
             pending().await

@@ -54,7 +54,7 @@ const LOCAL_DRAINED: &str = "not known: fairlead local has no frontend that othe
 pub(crate) async fn run(command: BackendCommand, config: &Effective, shutdown: Shutdown) -> Result<()> {
     let (frontend, backend) = command.into_parts();
     let connect = frontend.grpc(backend.common.node.address_cache())?;
-    let mut tasks = Tasks::new();
+    let mut tasks = Tasks::default();
     let certificates = vec![runtime::metrics::certificates(frontend.certificate_files())];
     let drains = Drains::new(Arc::new(connect.clone()));
     spawn(backend, config, certificates, connect, drains, &mut tasks)?;
@@ -68,7 +68,7 @@ pub(crate) async fn run_local(args: LocalArgs, config: &Effective, shutdown: Shu
         Some(address) => Some(Listener::bind(address).await?),
         None => None,
     };
-    let mut tasks = Tasks::new();
+    let mut tasks = Tasks::default();
     let ObserveArgs { healthz, metrics, .. } = &any.common.observe;
     let mut services = cluster.policy.policy(healthz.0.into_iter().chain(metrics.0));
     services.cluster_cidrs.clone_from(&any.common.traffic.cluster_cidr);
@@ -139,7 +139,7 @@ impl BackendProcess<'_> {
             let options = RunnerOptions { state_file, conntrack: ConntrackCleanup::Enabled, ..defaults };
             (options, "ready: node state programmed")
         };
-        let ready = Ready::new();
+        let ready = Ready::default();
         let runner = Runner::new(options, backend, connect).with_ready(ready.guard("first state"));
         let (is_only_instance, only_instance) = oneshot::channel();
         if !is_shadow {

@@ -33,7 +33,7 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
     }
     let metrics = bind(args.listen.metrics, "--metrics")?;
     let page = bind(args.listen.page, "--page")?;
-    let mut tasks = Tasks::new();
+    let mut tasks = Tasks::default();
     let age = Some(args.listen.max_stream_age).filter(|age| !age.is_zero());
     let connections = args.listen.connection_limits();
     let mut services = args.cluster.policy.policy(args.listening());
@@ -88,7 +88,7 @@ pub(crate) async fn spawn(
     };
     let info = ClusterInfo { service_cidrs: cluster.service_cidr.clone() };
     let frontend = Frontend::new(Config { cluster: info, ..config });
-    let listed = Ready::new().guard("first list of all objects");
+    let listed = Ready::default().guard("first list of all objects");
     let (updates, receiver) = mpsc::channel(UPDATES);
     if let Some(client) = source.client().filter(|_| !cluster.no_events) {
         let (frontend, instance) = (frontend.clone(), instance());

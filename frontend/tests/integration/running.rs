@@ -19,7 +19,7 @@ impl RunningFrontend {
         let frontend = Frontend::new(config);
         let (trigger, shutdown) = Shutdown::channel();
         let (updates, receiver) = mpsc::channel(16);
-        let ready = Ready::new();
+        let ready = Ready::default();
         let guard = ready.guard("cluster");
         let (running, stop) = (frontend.clone(), shutdown.clone());
         tokio::spawn(async move { running.run(receiver, guard, stop).await });

@@ -81,7 +81,7 @@ async fn stream(report: &mut Report, manifests: &Manifests, size: &str, goal: Go
 /// Starts a frontend on the manifests; it ends with the runtime.
 fn start(manifests: &Manifests, shutdown: &Shutdown) -> Frontend {
     let config = Config { bookmark_interval: BOOKMARK_INTERVAL, ..Config::default() };
-    let (frontend, ready) = (Frontend::new(config), Ready::new());
+    let (frontend, ready) = (Frontend::new(config), Ready::default());
     let (updates, receiver) = mpsc::channel(UPDATES);
     let source = Source::Manifests(manifests.directory().to_owned());
     tokio::spawn(source.run(updates, frontend.freshness(), shutdown.clone()));

@@ -91,7 +91,7 @@ pub(crate) fn spawn_frontend(
     let engine = {
         let (frontend, shutdown) = (frontend.clone(), shutdown.clone());
         async move {
-            frontend.run(received, Ready::new().guard("objects"), shutdown).await;
+            frontend.run(received, Ready::default().guard("objects"), shutdown).await;
             anyhow::Ok(())
         }
     };

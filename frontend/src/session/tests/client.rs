@@ -50,7 +50,7 @@ impl Fixture {
         let frontend = Frontend::new(config);
         let (trigger, shutdown) = Shutdown::channel();
         let (updates, receiver) = mpsc::channel(16);
-        let ready = Ready::new();
+        let ready = Ready::default();
         let guard = ready.guard("cluster");
         let running = (frontend.clone(), shutdown.clone());
         tokio::spawn(async move { running.0.run(receiver, guard, running.1).await });

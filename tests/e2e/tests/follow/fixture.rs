@@ -140,7 +140,7 @@ impl RunningFrontend {
         let frontend = Frontend::new(config);
         let (trigger, shutdown) = Shutdown::channel();
         let (updates, receiver) = mpsc::channel(64);
-        let guard = Ready::new().guard("cluster");
+        let guard = Ready::default().guard("cluster");
         let (engine, stop) = (frontend.clone(), shutdown.clone());
         tokio::spawn(async move { engine.run(receiver, guard, stop).await });
         let listener = Listener::bind(address).await.unwrap();

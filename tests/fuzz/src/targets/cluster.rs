@@ -47,7 +47,7 @@ async fn sessions() -> (Sessions, Trigger) {
     let (trigger, shutdown) = Shutdown::channel();
     let (sender, updates) = mpsc::channel(64);
     let (running, stopped) = (frontend.clone(), shutdown.clone());
-    tokio::spawn(async move { running.run(updates, Ready::new().guard("fuzz"), stopped).await });
+    tokio::spawn(async move { running.run(updates, Ready::default().guard("fuzz"), stopped).await });
     (Sessions::new(frontend, sender, shutdown, seeds::WEB).await, trigger)
 }
 

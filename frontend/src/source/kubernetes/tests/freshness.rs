@@ -69,7 +69,7 @@ async fn no_backend_is_served_before_each_kind_has_been_listed() {
     let mut fixture = Fixture::new(deadlines()).await;
     let (sender, receiver) = mpsc::channel(8);
     let frontend = Frontend::new(FrontendConfig::default());
-    let ready = Ready::new();
+    let ready = Ready::default();
     let (_trigger, shutdown) = Shutdown::channel();
     let (engine, listed) = (frontend.clone(), ready.guard("list"));
     tokio::spawn(async move { engine.run(receiver, listed, shutdown).await });
