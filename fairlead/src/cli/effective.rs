@@ -4,6 +4,7 @@
 use clap::{ArgMatches, Command, parser::ValueSource};
 use serde_json::{Map, Value, json};
 
+use super::parse::leaf;
 use crate::config::{Setting, field_of};
 
 /// Each flag with its value and its origin, as JSON.
@@ -13,18 +14,10 @@ pub(crate) struct Effective(Value);
 impl Effective {
     /// The configuration of a parsed command line with the settings of a file.
     pub(crate) fn of(command: &Command, matches: &ArgMatches, settings: &[Setting]) -> Self {
-        let mut names = Vec::new();
-        let mut flags = Map::new();
-        let mut command = command;
-        let mut matches = matches;
-        loop {
-            add_flags(command, matches, settings, &mut flags);
-            let Some((name, inner)) = matches.subcommand() else { break };
-            names.push(name);
-            let Some(found) = command.find_subcommand(name) else { break };
-            command = found;
-            matches = inner;
-        }
+        let (names, matches) = leaf(matches);
+        // The last subcommand has the global flags, too.
+        let command = names.iter().try_fold(command, |command, name| command.find_subcommand(name));
+        let flags = command.map(|command| flags(command, matches, settings));
         Self(json!({"fairlead": {"command": names.join(" "), "flags": flags}}))
     }
 
@@ -40,7 +33,8 @@ impl Effective {
 }
 
 /// The flags of one command that have a value.
-fn add_flags(command: &Command, matches: &ArgMatches, settings: &[Setting], flags: &mut Map<String, Value>) {
+fn flags(command: &Command, matches: &ArgMatches, settings: &[Setting]) -> Map<String, Value> {
+    let mut flags = Map::new();
     for argument in command.get_arguments() {
         let id = argument.get_id().as_str();
         let Some(long) = argument.get_long() else { continue };
@@ -57,6 +51,7 @@ fn add_flags(command: &Command, matches: &ArgMatches, settings: &[Setting], flag
         };
         flags.extend(value.map(|value| (long.to_owned(), json!({"value": value, "from": from}))));
     }
+    flags
 }
 
 #[cfg(test)]

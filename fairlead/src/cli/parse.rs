@@ -140,7 +140,7 @@ fn check_for(path: &[&str], settings: &[Setting]) -> Result<()> {
 }
 
 /// The names of the subcommands, and the arguments of the last one.
-fn leaf(mut matches: &ArgMatches) -> (Vec<&str>, &ArgMatches) {
+pub(super) fn leaf(mut matches: &ArgMatches) -> (Vec<&str>, &ArgMatches) {
     let mut path = Vec::new();
     while let Some((name, inner)) = matches.subcommand() {
         path.push(name);
