@@ -17,9 +17,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use nix::sys::socket::{
-    AddressFamily, Shutdown as ShutdownKind, SockFlag, SockType, UnixAddr, connect, getsockopt, shutdown, socket,
-    sockopt::PeerCredentials,
+use nix::{
+    sys::socket::{
+        AddressFamily, Shutdown as ShutdownKind, SockFlag, SockType, UnixAddr, connect, getsockopt, shutdown, socket,
+        sockopt::PeerCredentials,
+    },
+    unistd::geteuid,
 };
 use runtime::Shutdown;
 use tokio::{
@@ -74,7 +77,7 @@ impl InstanceLock {
     }
 
     fn try_acquire_named(name: &str, description: &str) -> Result<Attempt> {
-        let own_uid = own_uid().context("cannot read the user of this process")?;
+        let own_uid = geteuid().as_raw();
         let begun = Instant::now();
         // A process of another user cannot be a backend, and must not be able to prevent one; nor can one that does not
         // listen.
@@ -169,12 +172,6 @@ impl InstanceLock {
             ),
         }
     }
-}
-
-/// The user of this process, as the kernel shows it to the peer of a socket.
-fn own_uid() -> io::Result<u32> {
-    let (socket, _peer) = UnixStream::pair()?;
-    Ok(getsockopt(&socket, PeerCredentials)?.uid())
 }
 
 fn address(name: &str) -> Result<SocketAddr> {
