@@ -15,15 +15,13 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct DataplaneSettings {
     pub(super) options: DataplaneOptions,
-    pub(super) iptables: IptablesArgs,
     pub(super) variant: VariantSelection,
     pub(super) ipvs: IpvsArgs,
 }
 
 impl DataplaneSettings {
     pub(super) fn new(options: DataplaneOptions, iptables: IptablesArgs, ipvs: IpvsArgs) -> Self {
-        let variant = iptables.variant.variant().into();
-        Self { options, iptables, variant, ipvs }
+        Self { options: iptables.options(options), variant: iptables.variant.variant().into(), ipvs }
     }
 }
 
@@ -31,7 +29,7 @@ impl DataplaneSettings {
 macro_rules! with_backend {
     ($open:ident, $name:expr, $settings:expr, |$backend:pat_param| $then:expr) => {{
         use anyhow::Context as _;
-        let $crate::commands::dataplanes::DataplaneSettings { options, iptables, variant, ipvs } = $settings;
+        let $crate::commands::dataplanes::DataplaneSettings { options, variant, ipvs } = $settings;
         match $name {
             $crate::config::BackendName::Nftables => {
                 let opened = backend_nft::$open(options);
@@ -39,7 +37,7 @@ macro_rules! with_backend {
                 $then
             }
             $crate::config::BackendName::Iptables => {
-                let $backend = backend_iptables::$open(iptables.options(options), variant);
+                let $backend = backend_iptables::$open(options, variant);
                 $then
             }
             $crate::config::BackendName::Ipvs => {

@@ -13,7 +13,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use backend::{InstalledObject, Progress};
+use backend::{InstalledObject, Progress, dataplane::LocalhostNodePorts};
 use backend_iptables::LoopbackRouting;
 use ipnet::IpNet;
 use iptables::{Program, SavedRules, Tools, Variant, VariantSelection, save_variants};
@@ -106,11 +106,13 @@ impl StaleObjects {
 impl OtherModes {
     /// Of a backend with this mode and these settings.
     pub(super) fn new(mode: BackendName, settings: &DataplaneSettings) -> Self {
-        let serves_localhost = mode == BackendName::Iptables && settings.iptables.iptables_localhost_nodeports;
         Self {
             mode,
             variant: settings.variant.clone(),
-            loopback: if serves_localhost { LoopbackRouting::Keep } else { LoopbackRouting::Reset },
+            loopback: match settings.options.localhost_nodeports {
+                LocalhostNodePorts::Open => LoopbackRouting::Keep,
+                LocalhostNodePorts::Closed => LoopbackRouting::Reset,
+            },
             exclude: settings.ipvs.exclude.ipvs_exclude_cidrs.clone(),
         }
     }
