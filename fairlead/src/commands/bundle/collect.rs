@@ -2,7 +2,7 @@
 
 use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 use backend::StoredState;
 use netlink::nft::{Element, NftBatch, NftHandle, Table, TableFamily};
 use serde_json::json;
@@ -110,20 +110,14 @@ fn table(handle: &mut NftHandle, table: &Table) -> Result<String> {
 /// Fairlead's virtual servers.
 pub(super) async fn ipvs() -> Result<String> {
     let servers = backend_ipvs::virtual_servers().await?;
-    let lines = servers.iter().map(|server| format!("{server:#?}\n"));
-    let text: String = lines.collect();
-    if text.is_empty() {
-        bail!("no virtual servers");
-    }
-    Ok(text)
+    ensure!(!servers.is_empty(), "no virtual servers");
+    Ok(servers.iter().map(|server| format!("{server:#?}\n")).collect())
 }
 
 /// The last committed state, from the state file.
 pub(super) fn state(dir: &Path, node: &str) -> Result<String> {
     let path = dir.join("state");
-    if !path.is_file() {
-        bail!("{} does not exist", path.display());
-    }
+    ensure!(path.is_file(), "{} does not exist", path.display());
     let stored = StoredState::read(&path, node).context("the state file is unreadable, or of another node")?;
     Ok(serde_json::to_string_pretty(&to_json(&stored.state))?)
 }
@@ -136,5 +130,6 @@ pub(super) fn to_json(state: &backend::NodeState) -> serde_json::Value {
 /// The body of a successful response of the backend.
 pub(super) async fn backend_response(backend: SocketAddr, path: &str) -> Result<String> {
     let HttpResponse { status, line, body } = http_get(backend, path, HTTP_TIMEOUT).await?;
-    if status == 200 { Ok(body) } else { bail!("{line}") }
+    ensure!(status == 200, "{line}");
+    Ok(body)
 }
