@@ -3,13 +3,14 @@
 use std::{
     io::{self, ErrorKind},
     net::SocketAddr,
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
     time::Duration,
 };
 
 use netlink::conntrack::{ConntrackHandle, Tuple};
 use nix::errno::Errno;
 use proto::model::{IpFamily, Protocol};
+use runtime::lock;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpStream, UdpSocket},
@@ -122,7 +123,7 @@ impl Prober {
 
     /// The endpoint of a connection, from its conntrack entry.
     fn endpoint(&self, protocol: Protocol, source: SocketAddr, to: SocketAddr) -> Option<SocketAddr> {
-        let mut conntrack = self.conntrack.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut conntrack = lock(&self.conntrack);
         let reply = conntrack.reply(protocol.number(), &Tuple { source, destination: to }).ok()??;
         Some(reply.source)
     }
