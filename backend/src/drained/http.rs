@@ -134,7 +134,7 @@ impl Drains {
             return Ok(Box::pin(async move {
                 let drained = answer.await;
                 drop(permit);
-                described(&drained).map(String::into_bytes)
+                described(&drained)
             }));
         }
         let permit = self.sources.admit(source)?;
@@ -156,10 +156,7 @@ impl Drains {
         if let Some(answer) = answer.downgrade() {
             questions.insert(question, SharedQuestion { since: begun, answer });
         }
-        Ok(Box::pin(async move {
-            let drained = answer.await;
-            described(&drained).map(String::into_bytes)
-        }))
+        Ok(Box::pin(async move { described(&answer.await) }))
     }
 }
 

@@ -256,14 +256,12 @@ fn pod_asks_about_itself() {
 }
 
 async fn body(answer: Option<Answer>) -> (StatusCode, String) {
-    match answer {
-        Some(Answer::Ready(response)) => (response.status(), response.into_body()),
-        Some(Answer::Deferred(_, response)) => {
-            let response = response.await;
-            (response.status(), String::from_utf8(response.into_body()).unwrap())
-        }
+    let response = match answer {
+        Some(Answer::Ready(response)) => response,
+        Some(Answer::Deferred(_, response)) => response.await,
         None => panic!("no answer"),
-    }
+    };
+    (response.status(), response.into_body())
 }
 
 #[tokio::test(start_paused = true)]

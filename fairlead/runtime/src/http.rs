@@ -71,7 +71,7 @@ pub enum Answer {
 }
 
 /// A response that is being computed.
-pub type DeferredResponse = Pin<Box<dyn Future<Output = Response<Vec<u8>>> + Send>>;
+pub type DeferredResponse = Pin<Box<dyn Future<Output = Response<String>> + Send>>;
 
 /// What answers requests.
 type Answers = Arc<dyn Fn(&Request<Incoming>) -> Answer + Send + Sync>;
@@ -159,10 +159,11 @@ async fn connection(stream: TcpStream, name: &'static str, permit: &HttpPermit, 
             permit.release();
         }
         async {
-            Ok::<_, Infallible>(match answer {
-                Answer::Ready(response) => response.map(|text| Full::new(Bytes::from(text))),
-                Answer::Deferred(_, response) => response.await.map(|bytes| Full::new(Bytes::from(bytes))),
-            })
+            let response = match answer {
+                Answer::Ready(response) => response,
+                Answer::Deferred(_, response) => response.await,
+            };
+            Ok::<_, Infallible>(response.map(|text| Full::new(Bytes::from(text))))
         }
     });
     let connection = http1::Builder::new()

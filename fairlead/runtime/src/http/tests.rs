@@ -109,7 +109,7 @@ async fn response_that_is_waited_for_is_not_evicted() {
         let mut responds = responds.clone();
         let response = async move {
             let _ = responds.wait_for(|responds| *responds).await;
-            Response::new(b"ok\n".to_vec())
+            Response::new("ok\n".to_owned())
         };
         Answer::Deferred(Duration::from_secs(60), Box::pin(response))
     };
