@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fmt::Display, fs, path::Path};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 use backend::{Backend as _, InstalledObject, StateFile, dataplane::DataplaneOptions};
 use backend_iptables::LoopbackRouting;
 use clap::ValueEnum as _;
@@ -75,12 +75,7 @@ fn refuse_running(backends: &[BackendName], holder: &Holder, report: &mut Cleanu
         report.notes.push(format!("the state is kept: {holder} runs on this node"));
         return Ok(());
     }
-    let why = format!("{holder} runs on this node and would write its rules again: stop it first");
-    if !report.dry_run {
-        bail!("nothing was removed: {why}");
-    }
-    report.notes.push(format!("cleanup would be refused now: {why}"));
-    Ok(())
+    report.refuse(&format!("{holder} runs on this node and would write its rules again: stop it first"))
 }
 
 /// Removes the kernel objects of a backend.
@@ -160,14 +155,10 @@ async fn remove_kube_proxy(force: bool, report: &mut CleanupReport) -> Result<()
     let served: Vec<_> = programmed().await?.into_iter().flat_map(|(_, families)| families).collect();
     let unserved = touched.iter().find(|family| !served.contains(family));
     if let Some(family) = unserved.filter(|_| !force) {
-        let why = format!(
+        report.refuse(&format!(
             "no backend of Fairlead serves {family} Services on this node, so they would stop working: start a backend \
              and wait until it is ready, or use --force"
-        );
-        if !report.dry_run {
-            bail!("nothing was removed: {why}");
-        }
-        report.notes.push(format!("cleanup would be refused now: {why}"));
+        ))?;
     }
     let used = if report.dry_run { Vec::new() } else { leftovers.remove().await? };
     for item in items {
@@ -181,6 +172,13 @@ async fn remove_kube_proxy(force: bool, report: &mut CleanupReport) -> Result<()
 }
 
 impl CleanupReport {
+    /// Fails; with `--dry-run` notes that the removal would.
+    fn refuse(&mut self, why: &str) -> Result<()> {
+        ensure!(self.dry_run, "nothing was removed: {why}");
+        self.notes.push(format!("cleanup would be refused now: {why}"));
+        Ok(())
+    }
+
     fn removed(&mut self, subsystem: &str, kind: String, count: usize) {
         self.removed.push(InstalledObject { subsystem: subsystem.to_owned(), kind, count });
     }
