@@ -4,7 +4,6 @@
 use clap::{ArgMatches, Command, parser::ValueSource};
 use serde_json::{Map, Value, json};
 
-use super::parse::leaf;
 use crate::config::{Setting, field_of};
 
 /// Each flag with its value and its origin, as JSON.
@@ -30,6 +29,16 @@ impl Effective {
     pub(crate) fn to_json(&self) -> String {
         format!("{:#}\n", self.0)
     }
+}
+
+/// The names of the subcommands, and the arguments of the last one.
+pub(super) fn leaf(mut matches: &ArgMatches) -> (Vec<&str>, &ArgMatches) {
+    let mut path = Vec::new();
+    while let Some((name, inner)) = matches.subcommand() {
+        path.push(name);
+        matches = inner;
+    }
+    (path, matches)
 }
 
 /// The flags of one command that have a value.

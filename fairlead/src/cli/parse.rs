@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::PathBuf};
 use anyhow::{Context as _, Result, bail};
 use clap::{ArgAction, ArgMatches, Command, CommandFactory as _, FromArgMatches as _, ValueEnum as _, value_parser};
 
-use super::{Cli, Effective};
+use super::{Cli, Effective, effective::leaf};
 use crate::config::{
     BackendName, Document, FieldProblem, Kind, Setting, TargetRole,
     kube_proxy::{self, Conversion},
@@ -137,16 +137,6 @@ fn check_for(path: &[&str], settings: &[Setting]) -> Result<()> {
     let command = path.iter().try_fold(&command, |command, name| command.find_subcommand(name));
     settings::check(command.context("no such command")?, settings)?;
     Ok(())
-}
-
-/// The names of the subcommands, and the arguments of the last one.
-pub(super) fn leaf(mut matches: &ArgMatches) -> (Vec<&str>, &ArgMatches) {
-    let mut path = Vec::new();
-    while let Some((name, inner)) = matches.subcommand() {
-        path.push(name);
-        matches = inner;
-    }
-    (path, matches)
 }
 
 #[cfg(test)]
