@@ -9,17 +9,14 @@ pub(super) const PROTOCOL: u8 = 7;
 /// `enum ipset_cmd`.
 pub(super) mod cmd {
     constants! { u16:
-        CREATE = 2, DESTROY = 3, FLUSH = 4, SWAP = 6, LIST = 7, ADD = 9, DELETE = 10, TEST = 11,
+        CREATE = 2, DESTROY = 3, LIST = 7, ADD = 9, DELETE = 10, TEST = 11,
     }
 }
 
 /// Attributes of a command (`IPSET_ATTR_*`).
 pub(super) mod attr {
     constants! { u16:
-        PROTOCOL = 1, SETNAME = 2, TYPENAME = 3,
-        /// `IPSET_ATTR_SETNAME2`: the same number in another command.
-        SETNAME2 = 3,
-        REVISION = 4, FAMILY = 5, FLAGS = 6, DATA = 7, ADT = 8, LINENO = 9,
+        PROTOCOL = 1, SETNAME = 2, TYPENAME = 3, REVISION = 4, FAMILY = 5, FLAGS = 6, DATA = 7, ADT = 8, LINENO = 9,
     }
 }
 

@@ -26,9 +26,9 @@ pub(super) fn write_list(buf: &mut Vec<u8>, name: &str) {
     put(buf, cmd::LIST, flags::DUMP | flags::ACK, |buf| buf.put_str(attr::SETNAME, name));
 }
 
-/// Appends a request that only names the set: to destroy or flush it.
-pub(super) fn write_named(buf: &mut Vec<u8>, command: u16, name: &str) {
-    put(buf, command, flags::ACK, |buf| buf.put_str(attr::SETNAME, name));
+/// Appends a request to destroy a set.
+pub(super) fn write_destroy(buf: &mut Vec<u8>, name: &str) {
+    put(buf, cmd::DESTROY, flags::ACK, |buf| buf.put_str(attr::SETNAME, name));
 }
 
 /// Appends a request to create a set; the kernel rejects it if the name exists.
@@ -48,14 +48,6 @@ pub(super) fn write_create(buf: &mut Vec<u8>, set: &NewIpset<'_>) {
                 buf.put_u32(create::TIMEOUT | abi::NET_BYTEORDER, timeout);
             }
         });
-    });
-}
-
-/// Appends a request to swap the content of two sets of the same type.
-pub(super) fn write_swap(buf: &mut Vec<u8>, one: &str, other: &str) {
-    put(buf, cmd::SWAP, flags::ACK, |buf| {
-        buf.put_str(attr::SETNAME, one);
-        buf.put_str(attr::SETNAME2, other);
     });
 }
 

@@ -83,16 +83,6 @@ impl IpsetHandle {
         self.request(&format!("create set {}", set.name), |buf| codec::write_create(buf, set))
     }
 
-    /// Deletes all entries of a set.
-    pub fn flush(&mut self, name: &str) -> Result<()> {
-        self.request(&format!("flush set {name}"), |buf| codec::write_named(buf, cmd::FLUSH, name))
-    }
-
-    /// Swaps the content of two sets of the same type.
-    pub fn swap(&mut self, one: &str, other: &str) -> Result<()> {
-        self.request(&format!("swap sets {one} and {other}"), |buf| codec::write_swap(buf, one, other))
-    }
-
     /// Adds entries and updates existing ones; returns those that the kernel rejected.
     ///
     /// # Errors
@@ -140,7 +130,7 @@ impl IpsetHandle {
 
     /// Destroys a set with its entries, unless a rule or another set refers to it.
     pub fn destroy(&mut self, name: &str) -> Result<DestroyOutcome> {
-        match self.request(&format!("destroy set {name}"), |buf| codec::write_named(buf, cmd::DESTROY, name)) {
+        match self.request(&format!("destroy set {name}"), |buf| codec::write_destroy(buf, name)) {
             Err(Error::Request { errno: Errno(abi::BUSY), .. }) => Ok(DestroyOutcome::InUse),
             Err(error) if error.is_not_found() => Ok(DestroyOutcome::Destroyed),
             result => result.map(|()| DestroyOutcome::Destroyed),
