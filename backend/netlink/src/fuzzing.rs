@@ -7,7 +7,6 @@ use rtnetlink::packet_core::{NetlinkDeserializable as _, NetlinkHeader};
 use rtnetlink::packet_route::RouteNetlinkMessage;
 
 use crate::{
-    AddressFamily,
     attr::attrs,
     conntrack::{abi, flow},
     genl,
@@ -71,13 +70,11 @@ pub fn ipvs(datagram: &[u8]) {
         let _ = genl::read_id(payload);
         let _ = (ipvs_codec::read_service(payload), ipvs_codec::read_scheduling(payload));
         let _ = ipvs_codec::read_timeouts(payload);
-        for family in AddressFamily::ALL {
-            if let Some(destination) = ipvs_codec::read_destination(payload, family) {
-                // What is written lacks the counters.
-                let mut bytes = Vec::new();
-                ipvs_codec::write_destination(&mut bytes, &destination);
-                assert!(!bytes.is_empty());
-            }
+        if let Some(destination) = ipvs_codec::read_destination(payload) {
+            // What is written lacks the counters.
+            let mut bytes = Vec::new();
+            ipvs_codec::write_destination(&mut bytes, &destination);
+            assert!(!bytes.is_empty());
         }
     }
 }

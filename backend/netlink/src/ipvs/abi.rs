@@ -28,7 +28,6 @@ pub(super) mod svc {
 pub(super) mod dest {
     constants! { u16:
         ADDR = 1, PORT = 2, FWD_METHOD = 3, WEIGHT = 4, U_THRESH = 5, L_THRESH = 6, ACTIVE_CONNS = 7, INACT_CONNS = 8,
-        /// From Linux 3.18.
         ADDR_FAMILY = 11,
     }
 }

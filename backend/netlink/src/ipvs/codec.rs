@@ -106,16 +106,11 @@ pub(crate) fn read_timeouts(payload: &[u8]) -> Option<IpvsTimeouts> {
     })
 }
 
-/// The destination in a message of a dump. `server_family` is the family of its virtual server: older kernels do not
-/// report the destination's, which is the same there.
-pub(crate) fn read_destination(payload: &[u8], server_family: AddressFamily) -> Option<Destination> {
+/// The destination in a message of a dump.
+pub(crate) fn read_destination(payload: &[u8]) -> Option<Destination> {
     let nest = content(payload, abi::DEST)?;
     let number = |kind| nest.find(kind)?.ne_u32();
-    let family = match nest.find(dest::ADDR_FAMILY) {
-        Some(attr) => family(&attr)?,
-        None => server_family,
-    };
-    let ip = ip(family, &nest.find(dest::ADDR)?)?;
+    let ip = ip(family(&nest.find(dest::ADDR_FAMILY)?)?, &nest.find(dest::ADDR)?)?;
     Some(Destination {
         address: SocketAddr::new(ip, nest.find(dest::PORT)?.u16()?),
         forwarding: number(dest::FWD_METHOD)?,

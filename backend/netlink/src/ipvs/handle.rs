@@ -80,11 +80,9 @@ impl IpvsHandle {
 
     /// The destinations of a virtual server, with their current connections. Empty if the server does not exist.
     pub fn destinations(&mut self, service: &VirtualServerKey) -> Result<Vec<Destination>> {
-        let family = service.family();
         let key = |buf: &mut Vec<u8>| codec::write_service(buf, service);
-        let read = |payload: &[u8]| codec::read_destination(payload, family);
         let request = format!("list destinations of {service}");
-        self.request(cmd::GET_DEST, flags::DUMP, key, &request, "a destination", read)
+        self.request(cmd::GET_DEST, flags::DUMP, key, &request, "a destination", codec::read_destination)
     }
 
     /// Changes the weight and thresholds of a destination. Its connections continue.

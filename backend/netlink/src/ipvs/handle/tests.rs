@@ -49,11 +49,11 @@ fn virtual_servers_are_read_as_ipvsadm_prints_them() {
 fn destinations_are_read_as_ipvsadm_prints_them() {
     // The kernel replies with IPVS_CMD_NEW_DEST.
     let replies = replies(5);
-    let v4: Vec<_> = replies[..2].iter().map(|payload| codec::read_destination(payload, AddressFamily::V4)).collect();
+    let v4: Vec<_> = replies[..2].iter().map(|payload| codec::read_destination(payload)).collect();
     assert_eq!(v4, [Some(destination("10.244.0.3:8080", 0)), Some(destination("10.244.0.2:8080", 1))]);
-    let v6 = codec::read_destination(&replies[2], AddressFamily::V6);
+    let v6 = codec::read_destination(&replies[2]);
     assert_eq!(v6, Some(destination("[fd00:10:244::2]:5353", 1)));
-    assert!((0..60).all(|len| codec::read_destination(&replies[2][..len], AddressFamily::V6).is_none()));
+    assert!((0..60).all(|len| codec::read_destination(&replies[2][..len]).is_none()));
 }
 
 #[test]
