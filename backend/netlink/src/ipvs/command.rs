@@ -1,6 +1,6 @@
 //! Changes of virtual servers and destinations. Each is a message; there are no transactions.
 
-use std::{fmt, net::SocketAddr};
+use std::net::SocketAddr;
 
 use super::{Destination, Scheduling, VirtualServerKey, abi::cmd, codec};
 use crate::genl;
@@ -49,18 +49,5 @@ impl IpvsCommand {
                 codec::write_destination(buf, &Destination::new(*address, 0));
             }
         });
-    }
-}
-
-impl fmt::Display for IpvsCommand {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AddServer(service, _) => write!(f, "add virtual server {service}"),
-            Self::SetServer(service, _) => write!(f, "change virtual server {service}"),
-            Self::DeleteServer(service) => write!(f, "delete virtual server {service}"),
-            Self::AddDestination(service, to) => write!(f, "add destination {} of {service}", to.address),
-            Self::SetDestination(service, to) => write!(f, "change destination {} of {service}", to.address),
-            Self::DeleteDestination(service, to) => write!(f, "delete destination {to} of {service}"),
-        }
     }
 }
