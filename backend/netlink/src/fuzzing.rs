@@ -45,7 +45,7 @@ pub fn conntrack(datagram: &[u8]) {
             continue;
         }
         let mut request = Vec::new();
-        flow::write_delete(&mut request, &open, 0, 1);
+        flow::write_request(&mut request, abi::msg::DELETE, &open, 0, 1);
         let original = messages(&request).find_map(|message| attributes(message.payload)?.find(abi::TUPLE_ORIG));
         assert_eq!(original.and_then(|original| flow::read_tuple(original.nested())), Some(open.original));
     }

@@ -4,7 +4,7 @@
 pub(super) const SUBSYSTEM: u16 = 1 << 8;
 
 /// `enum cntl_msg_types`.
-pub(super) mod msg {
+pub(crate) mod msg {
     constants! { u16: GET = 1, DELETE = 2 }
 }
 

@@ -80,13 +80,8 @@ pub(crate) fn read_tuple(attributes: Attrs<'_>) -> Option<Tuple> {
     })
 }
 
-/// Appends a request to delete this flow, but not a later one with the same tuples.
-pub(crate) fn write_delete(buf: &mut Vec<u8>, flow: &Flow, more_flags: u16, seq: u32) {
-    write_request(buf, abi::msg::DELETE, flow, more_flags, seq);
-}
-
-/// Appends a request for this flow.
-pub(super) fn write_request(buf: &mut Vec<u8>, command: u16, flow: &Flow, more_flags: u16, seq: u32) {
+/// Appends a request for this flow, or to delete it, but not a later one with the same tuples.
+pub(crate) fn write_request(buf: &mut Vec<u8>, command: u16, flow: &Flow, more_flags: u16, seq: u32) {
     put(buf, command, more_flags, seq, AddressFamily::of(&flow.original.destination.ip()), |buf| {
         buf.nest(abi::TUPLE_ORIG, |buf| {
             write_tuple(buf, flow.protocol.number() as u8, &flow.original);

@@ -178,7 +178,7 @@ impl ConntrackHandle {
     fn delete_batch(&mut self, batch: &[Flow]) -> Result<usize> {
         let mut missing = 0;
         let mut rejection = None;
-        let write = |buf: &mut Vec<u8>, flow: &Flow, seq, ack| flow::write_delete(buf, flow, ack, seq);
+        let write = |buf: &mut Vec<u8>, flow: &Flow, seq, ack| flow::write_request(buf, msg::DELETE, flow, ack, seq);
         submit_each(&mut self.socket, &mut self.buf, batch, write, |_, errno| match errno.0 {
             libc::ENOENT => missing += 1,
             _ => rejection = rejection.or(Some(errno)),

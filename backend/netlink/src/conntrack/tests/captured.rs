@@ -67,7 +67,7 @@ fn flows_are_read_as_conntrack_prints_them() {
 fn a_deletion_identifies_the_flow_as_conntrack_does() {
     let theirs = sent("conntrack -D -p udp -s 10.0.0.1");
     let mut ours = Vec::new();
-    flow::write_delete(&mut ours, &in_zone_7(), flags::ACK, 1);
+    flow::write_request(&mut ours, abi::msg::DELETE, &in_zone_7(), flags::ACK, 1);
     assert_eq!(ours[4..8], theirs[4..8], "type and flags");
     assert_eq!(ours[16..20 + 52], theirs[16..20 + 52], "family and tuple");
     let attribute = |bytes: &[u8], kind| crate::attr::attrs(&bytes[20..]).find(kind).map(|attr| attr.payload.to_vec());
