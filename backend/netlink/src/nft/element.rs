@@ -16,8 +16,6 @@ pub struct Element<'a> {
     pub data: ElementData<'a>,
     /// The timeout, in sets with [`super::SetFlags::TIMEOUT`]; the kernel has a resolution of milliseconds.
     pub timeout: Option<Duration>,
-    /// The remaining time until the timeout, in a dump; never written.
-    pub expires: Option<Duration>,
     /// The comment in listings, truncated to 128 bytes.
     pub comment: Option<&'a str>,
 }
@@ -71,7 +69,7 @@ constants! { i32: DROP = 0, ACCEPT = 1, CONTINUE = -1, JUMP = -3, GOTO = -4, RET
 // `enum nft_data_attributes`, `enum nft_verdict_attributes`, `enum nft_set_elem_attributes`.
 constants! { u16:
     DATA_VALUE = 1, DATA_VERDICT = 2, VERDICT_CODE = 1, VERDICT_CHAIN = 2,
-    ELEM_KEY = 1, ELEM_DATA = 2, ELEM_TIMEOUT = 4, ELEM_EXPIRATION = 5, ELEM_USERDATA = 6, ELEM_KEY_END = 10,
+    ELEM_KEY = 1, ELEM_DATA = 2, ELEM_TIMEOUT = 4, ELEM_USERDATA = 6, ELEM_KEY_END = 10,
 }
 
 impl<'a> Verdict<'a> {
@@ -209,7 +207,6 @@ impl<'a> Element<'a> {
                 ELEM_KEY_END => element.key_end = Some(ElementData::read(&part)?.value()?),
                 ELEM_DATA => element.data = ElementData::read(&part)?,
                 ELEM_TIMEOUT => element.timeout = Some(Duration::from_millis(part.u64()?)),
-                ELEM_EXPIRATION => element.expires = Some(Duration::from_millis(part.u64()?)),
                 ELEM_USERDATA => element.comment = userdata::comment(part.payload, userdata::COMMENT),
                 _ => {}
             }

@@ -38,8 +38,6 @@ pub(crate) fn message(message: &Message<'_>) {
     }
     let list: Option<Vec<_>> = body.nested(elements::LIST).map(|attr| Element::read(&attr)).collect();
     for element in list.into_iter().flatten() {
-        // A listed element has what is left of its timeout.
-        let element = Element { expires: None, ..element };
         let is_map = !matches!(element.data, ElementData::None);
         let flags = if is_map { SetFlags::MAP } else { SetFlags(0) };
         let set = Set { flags, ..decode::set(&body).unwrap_or_else(|| Set::new("s", [])) };

@@ -230,7 +230,6 @@ proptest! {
                 _ => data(*kind, key).unwrap_or_default(),
             },
             timeout: timeout.map(Duration::from_millis),
-            expires: None,
             comment: (*kind == 3).then_some("a comment"),
         };
         let list: &'static _ = Box::leak(Box::new(list));
