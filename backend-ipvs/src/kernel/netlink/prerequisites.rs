@@ -51,6 +51,23 @@ pub(in crate::kernel) struct Missing {
 
 type Supply = Box<dyn FnOnce(&mut Worker) -> Result<()>>;
 
+// === impl Missing ===
+
+impl Missing {
+    /// One that `supply` makes with one write, for both families.
+    fn new(
+        kind: DifferenceKind,
+        subsystem: &str,
+        object: impl Into<String>,
+        supply: impl FnOnce(&mut Worker) -> Result<()> + 'static,
+    ) -> Self {
+        let difference = Difference::new(kind, subsystem, object);
+        Self { difference, writes: 1, family: None, supply: Box::new(supply) }
+    }
+}
+
+// === impl Worker ===
+
 impl Worker {
     /// See [`super::Kernel::prepare`].
     pub(super) fn prepare(&mut self, base: &Base) -> Result<Prepared> {
@@ -100,37 +117,28 @@ impl Worker {
     /// The module, if it is not loaded, or else timeouts that differ.
     fn missing_ipvs(&mut self, timeouts: ipvs::IpvsTimeouts) -> Result<Option<Missing>> {
         if !ipvs::is_loaded() {
-            return Ok(Some(Missing {
-                difference: Difference::new(DifferenceKind::Add, "modules", "ip_vs, with its settings"),
-                writes: 0,
-                family: None,
-                // `prepare` has loaded it.
-                supply: Box::new(|_| Ok(())),
-            }));
+            // `prepare` has loaded it.
+            let module = Missing::new(DifferenceKind::Add, "modules", "ip_vs, with its settings", |_| Ok(()));
+            return Ok(Some(Missing { writes: 0, ..module }));
         }
         if !self.has_other_timeouts(&timeouts)? {
             return Ok(None);
         }
-        Ok(Some(Missing {
-            difference: Difference::new(DifferenceKind::Change, "IPVS", "timeouts"),
-            writes: 1,
-            family: None,
-            supply: Box::new(move |worker| Ok(worker.ipvs()?.set_timeouts(&timeouts)?)),
-        }))
+        let supply = move |worker: &mut Worker| Ok(worker.ipvs()?.set_timeouts(&timeouts)?);
+        Ok(Some(Missing::new(DifferenceKind::Change, "IPVS", "timeouts", supply)))
     }
 
     /// The sets of the families with rules.
     fn missing_sets(&mut self, rules: &PerFamily<Option<&Rules>>) -> Result<Vec<Missing>> {
         let observed = self.observed_sets()?;
         let is_missing = |set: &SetId| rules[set.family].is_some() && !observed.contains(set);
-        let missing = |set: SetId| Missing {
-            difference: Difference::new(DifferenceKind::Add, "ipset", format!("set {}", set.name())),
-            writes: 1,
-            family: Some(set.family),
-            supply: Box::new(move |worker| {
+        let missing = |set: SetId| {
+            let supply = move |worker: &mut Worker| {
                 let created = worker.ipset.create(&set.new_set());
                 created.with_context(|| format!("create the set {}", set.name()))
-            }),
+            };
+            let missing = Missing::new(DifferenceKind::Add, "ipset", format!("set {}", set.name()), supply);
+            Missing { family: Some(set.family), ..missing }
         };
         Ok(SetId::all().filter(is_missing).map(missing).collect())
     }
@@ -150,15 +158,12 @@ impl Worker {
             return Ok(None);
         }
         let object = format!("{lines} lines of the {family} chains FAIRLEAD-IPVS*");
-        Ok(Some(Missing {
-            difference: Difference::new(DifferenceKind::Change, "iptables", object),
-            writes: lines,
-            family: Some(family),
-            supply: Box::new(move |worker| {
-                let restored = worker.iptables.restore(family, &script);
-                restored.with_context(|| format!("write the rules of {family}"))
-            }),
-        }))
+        let supply = move |worker: &mut Worker| {
+            let restored = worker.iptables.restore(family, &script);
+            restored.with_context(|| format!("write the rules of {family}"))
+        };
+        let missing = Missing::new(DifferenceKind::Change, "iptables", object, supply);
+        Ok(Some(Missing { writes: lines, family: Some(family), ..missing }))
     }
 
     fn has_other_timeouts(&mut self, desired: &ipvs::IpvsTimeouts) -> Result<bool> {
@@ -170,36 +175,35 @@ impl Worker {
     }
 }
 
-/// The sysctls that differ.
+/// The sysctls that differ. While IPVS is not loaded, its own sysctls do not exist and are left out.
 fn missing_sysctls(arp: Arp) -> Result<Vec<Missing>> {
-    let missing = |(name, value): (&'static str, &'static str)| Missing {
-        difference: Difference::new(
-            DifferenceKind::Change,
-            "sysctl",
-            format!("net.{}={value}", name.replace('/', ".")),
-        ),
-        writes: 1,
-        family: None,
-        supply: Box::new(move |_| write_sysctl(name, value)),
-    };
-    Ok(differing_sysctls(arp)?.into_iter().map(missing).collect())
+    let arp: &[_] = if arp == Arp::Strict { &STRICT_ARP } else { &[] };
+    let reuse = [(REUSE_MODE, reuse_mode(kernel_version()))];
+    let own: &[&[_]] = if ipvs::is_loaded() { &[&IPVS, &reuse] } else { &[] };
+    let mut missing = Vec::new();
+    for (name, value) in own.iter().copied().flatten().chain(arp).copied() {
+        let path = path(name);
+        let observed = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        if observed.trim() != value {
+            let setting = format!("net.{}={value}", name.replace('/', "."));
+            let supply = move |_: &mut Worker| write_sysctl(name, value);
+            missing.push(Missing::new(DifferenceKind::Change, "sysctl", setting, supply));
+        }
+    }
+    Ok(missing)
 }
 
 /// The device, if it does not exist or is down.
 fn missing_device() -> Result<Option<Missing>> {
     Ok(match rtnl::link(DEVICE)? {
-        None => Some(Missing {
-            difference: Difference::new(DifferenceKind::Add, "links", format!("device {DEVICE}")),
-            writes: 1,
-            family: None,
-            supply: Box::new(|_| Ok(rtnl::add_dummy_link(DEVICE)?)),
-        }),
-        Some(link) if !link.is_up => Some(Missing {
-            difference: Difference::new(DifferenceKind::Change, "links", format!("device {DEVICE}, which is down")),
-            writes: 1,
-            family: None,
-            supply: Box::new(move |_| Ok(rtnl::set_link_up(&link)?)),
-        }),
+        None => {
+            let supply = |_: &mut Worker| Ok(rtnl::add_dummy_link(DEVICE)?);
+            Some(Missing::new(DifferenceKind::Add, "links", format!("device {DEVICE}"), supply))
+        }
+        Some(link) if !link.is_up => {
+            let supply = move |_: &mut Worker| Ok(rtnl::set_link_up(&link)?);
+            Some(Missing::new(DifferenceKind::Change, "links", format!("device {DEVICE}, which is down"), supply))
+        }
         Some(_) => None,
     })
 }
@@ -208,12 +212,8 @@ fn missing_device() -> Result<Option<Missing>> {
 fn former_device() -> Result<Option<Missing>> {
     let Some(former) = rtnl::link(FORMER_DEVICE)? else { return Ok(None) };
     let object = format!("device {FORMER_DEVICE}, whose addresses {DEVICE} gets");
-    Ok(Some(Missing {
-        difference: Difference::new(DifferenceKind::Remove, "links", object),
-        writes: 1,
-        family: None,
-        supply: Box::new(move |_| move_addresses(&former)),
-    }))
+    let supply = move |_: &mut Worker| move_addresses(&former);
+    Ok(Some(Missing::new(DifferenceKind::Remove, "links", object, supply)))
 }
 
 /// Moves the addresses of the device of earlier versions, and deletes it: they are local in between.
@@ -238,23 +238,6 @@ fn ipv6_is_disabled() -> Option<String> {
         }
     }
     Some("the kernel has no IPv6, or it is disabled at boot (ipv6.disable=1)".to_owned())
-}
-
-/// The sysctls that differ, with the desired values. While IPVS is not loaded, its own sysctls do not exist and are
-/// left out.
-fn differing_sysctls(arp: Arp) -> Result<Vec<(&'static str, &'static str)>> {
-    let arp: &[_] = if arp == Arp::Strict { &STRICT_ARP } else { &[] };
-    let reuse = [(REUSE_MODE, reuse_mode(kernel_version()))];
-    let own: &[&[_]] = if ipvs::is_loaded() { &[&IPVS, &reuse] } else { &[] };
-    let mut differing = Vec::new();
-    for (name, value) in own.iter().copied().flatten().chain(arp) {
-        let path = path(name);
-        let observed = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-        if observed.trim() != *value {
-            differing.push((*name, *value));
-        }
-    }
-    Ok(differing)
 }
 
 /// IPVS identifies the connection of a reply by the client and the endpoint only, and takes the newest entry. If it
