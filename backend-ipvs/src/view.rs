@@ -91,10 +91,7 @@ pub(crate) fn view(objects: &Objects, connections: &ConnectionCounts) -> Vec<Vir
             _ => None,
         });
         Some(VirtualServer {
-            family: match server.family() {
-                netlink::AddressFamily::V4 => IpFamily::V4,
-                netlink::AddressFamily::V6 => IpFamily::V6,
-            },
+            family: Object::Server(server).family(),
             protocol: model_protocol(protocol(&server)?),
             at,
             vips,
