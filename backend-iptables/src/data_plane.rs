@@ -335,7 +335,7 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
     }
 }
 
-impl<K: Kernel> DryRunPlane for IptablesDataPlane<DryRun<K>> {
+impl DryRunPlane for IptablesDataPlane<DryRun> {
     fn discard(&mut self) {
         self.kernel.take();
     }

@@ -57,7 +57,7 @@ pub use memory::Memory;
 pub type Iptables = Driver<IptablesDataPlane<IptablesKernel>>;
 
 /// The iptables backend as one that writes nothing.
-pub type IptablesPreview = Driver<IptablesDataPlane<DryRun<IptablesKernel>>>;
+pub type IptablesPreview = Driver<IptablesDataPlane<DryRun>>;
 
 /// The backend for the network namespace of the calling thread. It changes nothing before the first reconcile.
 #[must_use]

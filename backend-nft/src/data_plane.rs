@@ -283,7 +283,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
     }
 }
 
-impl<K: Kernel> DryRunPlane for NftDataPlane<DryRun<K>> {
+impl DryRunPlane for NftDataPlane<DryRun> {
     fn discard(&mut self) {
         self.kernel.take();
     }

@@ -94,7 +94,7 @@ pub use memory::Memory;
 pub type Nft = Driver<NftDataPlane<Netlink>>;
 
 /// The nftables backend as a dry run.
-pub type NftPreview = Driver<NftDataPlane<DryRun<Netlink>>>;
+pub type NftPreview = Driver<NftDataPlane<DryRun>>;
 
 /// Opens the backend for the network namespace of the calling thread. It changes nothing before the first reconcile.
 ///

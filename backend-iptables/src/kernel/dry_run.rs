@@ -6,13 +6,13 @@ use anyhow::Result;
 use iptables::{RestoreError, Ruleset};
 use proto::model::IpFamily;
 
-use super::{Kernel, Suspicion, programs::routes_localnet};
+use super::{IptablesKernel, Kernel, Suspicion, programs::routes_localnet};
 use crate::plan::Script;
 
-/// Another kernel, and what it would contain.
+/// The real kernel, and what it would contain.
 #[derive(Debug)]
-pub struct DryRun<K> {
-    kernel: K,
+pub struct DryRun {
+    kernel: IptablesKernel,
     result: DryRunResult,
 }
 
@@ -33,8 +33,8 @@ pub(crate) struct DryRunResult {
 
 // === impl DryRun ===
 
-impl<K> DryRun<K> {
-    pub(crate) fn new(kernel: K) -> Self {
+impl DryRun {
+    pub(crate) fn new(kernel: IptablesKernel) -> Self {
         Self { kernel, result: DryRunResult::default() }
     }
 
@@ -44,7 +44,7 @@ impl<K> DryRun<K> {
     }
 }
 
-impl<K: Kernel> Kernel for DryRun<K> {
+impl Kernel for DryRun {
     async fn save(&mut self, family: IpFamily) -> Result<Option<String>> {
         if let Some(BeforeAfter { after, .. }) = self.result.rules.get(&family) {
             return Ok(Some(after.to_string()));

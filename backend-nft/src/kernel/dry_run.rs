@@ -6,18 +6,18 @@ use anyhow::Result;
 use backend::{Drift, driver::Rejection};
 use proto::model::{IpFamily, PerFamily};
 
-use super::{Kernel, Listing};
+use super::{Kernel, Listing, Netlink};
 use crate::{desired::EndpointKeys, operation::Operation};
 
-/// Another kernel, and the operations that it was not given.
+/// The real kernel, and the operations that it was not given.
 #[derive(Debug)]
-pub struct DryRun<K> {
-    kernel: K,
+pub struct DryRun {
+    kernel: Netlink,
     operations: Vec<(IpFamily, Operation)>,
 }
 
-impl<K> DryRun<K> {
-    pub(crate) fn new(kernel: K) -> Self {
+impl DryRun {
+    pub(crate) fn new(kernel: Netlink) -> Self {
         Self { kernel, operations: Vec::new() }
     }
 
@@ -27,7 +27,7 @@ impl<K> DryRun<K> {
     }
 }
 
-impl<K: Kernel> Kernel for DryRun<K> {
+impl Kernel for DryRun {
     async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listing>> {
         self.kernel.list(keys).await
     }
