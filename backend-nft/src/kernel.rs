@@ -18,7 +18,7 @@ use proto::model::{IpFamily, PerFamily};
 
 use crate::{desired::EndpointKeys, operation::Operation};
 pub(crate) use dry_run::DryRun;
-pub(crate) use listing::Listing;
+pub(crate) use listing::{Listing, serves};
 pub(crate) use netlink::Netlink;
 
 /// A ruleset.

@@ -17,7 +17,7 @@ use proto::model::{Endpoint, IpFamily, PerFamily};
 use crate::{
     desired::{Base, Slots},
     element::{Element, ElementData, Map, PoolChain, SourceGroupId},
-    kernel::Listing,
+    kernel::{Listing, serves},
     operation::{Elements, Operation, Repairs},
     refs::RefCounts,
 };
@@ -81,7 +81,7 @@ impl Observed {
                 listing = Listing::default();
                 deleted.push(Operation::DeleteTable(NFT_TABLE.to_owned()));
             }
-            let is_deferred = !listing.serves() && others.values().any(|serves| *serves);
+            let is_deferred = !serves(&listing.chains) && others.values().any(|is_serving| *is_serving);
             let others = others.into_keys().map(Operation::DeleteTable);
             listing.elements.sort_unstable();
             repairs[family] = repair(&listing, base, is_deferred, family, effective);

@@ -33,14 +33,9 @@ impl Listing {
             None => self.foreign.push((map, element.key.into())),
         }
     }
-
-    /// Whether packets traverse the table.
-    pub(crate) fn serves(&self) -> bool {
-        serves(&self.chains)
-    }
 }
 
 /// Whether packets traverse a table with these chains.
-pub(super) fn serves(chains: &[Chain]) -> bool {
+pub(crate) fn serves(chains: &[Chain]) -> bool {
     chains.iter().any(|chain| chain.base.is_some())
 }

@@ -21,7 +21,7 @@ use tracing::debug;
 use super::{
     Kernel, Listing,
     encode::{Encoded, ObjectNames},
-    listing::serves,
+    serves,
 };
 use crate::{
     desired::{EndpointKeys, is_own_table},
