@@ -193,7 +193,8 @@ impl Map {
             }
         };
         key.extend(key_end);
-        let set = Set::map(self.name(), key, data).flags(flags).comment(Self::DEFINITIONS[self as usize].comment);
-        if self.is_written_by_rules() { set.size(MAX_AFFINE_CLIENTS) } else { set }
+        let size = self.is_written_by_rules().then_some(MAX_AFFINE_CLIENTS);
+        let set = Set::map(self.name(), key, data).comment(Self::DEFINITIONS[self as usize].comment);
+        Set { flags, size, ..set }
     }
 }

@@ -53,20 +53,6 @@ impl Set {
         Set { data: data.into(), ..Set::new(name, key) }
     }
 
-    /// With these additional flags.
-    #[must_use]
-    pub fn flags(mut self, flags: SetFlags) -> Self {
-        self.flags = self.flags | flags;
-        self
-    }
-
-    /// With this maximum number of elements.
-    #[must_use]
-    pub fn size(mut self, size: u32) -> Self {
-        self.size = Some(size);
-        self
-    }
-
     /// Whether elements have data.
     pub fn is_map(&self) -> bool {
         !self.data.is_empty()

@@ -68,7 +68,7 @@ fn set(family: IpFamily) -> Set {
         IpFamily::V6 => DataType::Ipv6Addr,
     };
     let key = [address, DataType::InetService, address, DataType::InetService, address];
-    Set::new(SET, key).flags(SetFlags::TIMEOUT)
+    Set { flags: SetFlags::TIMEOUT, ..Set::new(SET, key) }
 }
 
 /// The packets of the client in a connection that is open:

@@ -64,13 +64,14 @@ fn objects() -> Vec<(&'static str, Wire, NftBatch)> {
     case(m2, TYPEOF, &|b| b.add_set(&t(), &Set::map("m2", [&VIP[..], &[DataType::Mark]].concat(), SOCKET)));
     let m3 = "add map ip t m3 { type ipv4_addr . inet_service : mark; flags dynamic,timeout; size 1000; timeout 10s; }";
     case(m3, TYPEOF, &|b| {
-        let map = Set::map("m3", SOCKET, [DataType::Mark]).flags(SetFlags::EVAL | SetFlags::TIMEOUT).size(1000);
+        let flags = SetFlags::EVAL | SetFlags::TIMEOUT;
+        let map = Set { flags, size: Some(1000), ..Set::map("m3", SOCKET, [DataType::Mark]) };
         b.add_set(&t(), &Set { timeout: Some(Duration::from_secs(10)), ..map });
     });
     let s1 = "add set ip t s1 { type ipv4_addr . inet_proto . inet_service . ipv4_addr; flags interval; }";
     case(s1, TYPEOF, &|b| {
         let key = [&VIP[..], &[DataType::Ipv4Addr]].concat();
-        b.add_set(&t(), &Set::new("s1", key).flags(SetFlags::INTERVAL));
+        b.add_set(&t(), &Set { flags: SetFlags::INTERVAL, ..Set::new("s1", key) });
     });
     case("add set ip t s2 { type mark; }", Same, &|b| b.add_set(&t(), &Set::new("s2", [DataType::Mark])));
     case("delete set ip t live", Same, &|b| b.delete_set(&t(), "live"));
@@ -102,7 +103,8 @@ fn elements() -> Vec<(&'static str, Wire, NftBatch)> {
         let element = Element { timeout: Some(Duration::from_secs(60)), ..Element::value(&key, &endpoint) };
         b.add_elements(&t(), &Set::map("affinity", SOCKET, SOCKET), [element]);
     });
-    let ranges = Set::new("ranges", [&VIP[..], &[DataType::Ipv4Addr]].concat()).flags(SetFlags::INTERVAL);
+    let ranges = Set::new("ranges", [&VIP[..], &[DataType::Ipv4Addr]].concat());
+    let ranges = Set { flags: SetFlags::INTERVAL, ..ranges };
     case("add element ip t ranges { 10.96.0.1 . tcp . 80 . 10.0.0.0-10.0.0.77 }", SET_ID, &|b| {
         let (from, to) = (key.addr([10, 0, 0, 0]), key.addr([10, 0, 0, 77]));
         b.add_elements(&t(), &ranges, [Element::range(&from, &to)]);

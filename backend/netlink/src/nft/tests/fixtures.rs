@@ -72,7 +72,7 @@ pub(crate) fn affine_endpoints() -> Set {
 pub(crate) fn affinity() -> Set {
     let key = [VIP.as_slice(), &[DataType::Ipv4Addr]].concat();
     let data = [DataType::Mark, DataType::Ipv4Addr, DataType::InetService];
-    Set::map("affinity", key, data).flags(SetFlags::TIMEOUT | SetFlags::EVAL).size(1000)
+    Set { flags: SetFlags::TIMEOUT | SetFlags::EVAL, size: Some(1000), ..Set::map("affinity", key, data) }
 }
 
 /// A plain set.
@@ -84,7 +84,7 @@ pub(crate) fn live() -> Set {
 /// A set of ranges of concatenations.
 pub(crate) fn source_ranges() -> Set {
     let key = [VIP.as_slice(), &[DataType::Ipv4Addr]].concat();
-    Set::new("source-ranges", key).flags(SetFlags::INTERVAL).comment("who may connect")
+    Set { flags: SetFlags::INTERVAL, ..Set::new("source-ranges", key).comment("who may connect") }
 }
 
 /// A map whose data starts with 4 bytes of padding, and continues with a key of [`endpoints`].
