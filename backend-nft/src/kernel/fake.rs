@@ -77,13 +77,6 @@ pub(crate) struct FakeTable {
 /// Map, VIP, slot, and data that are part of the key.
 type ElementKey = (Map, Vip, u32, Option<ElementData>);
 
-/// The content of a table besides its elements.
-#[derive(Clone)]
-struct RulesAndSets {
-    chains: BTreeMap<String, (Chain, Vec<Rule>)>,
-    sets: BTreeMap<String, Set>,
-}
-
 /// The update that an operation belongs to, and why it is rejected.
 type OperationError = (Option<u32>, String);
 
@@ -246,7 +239,7 @@ impl Kernel for Fake {
         let mut tables = std::mem::take(&mut state.tables);
         let rules_and_sets = |(name, table): (&String, &FakeTable)| (name.clone(), table.rules_and_sets());
         let before = PerFamily::from_fn(|family| {
-            tables[family].iter().map(rules_and_sets).collect::<BTreeMap<String, RulesAndSets>>()
+            tables[family].iter().map(rules_and_sets).collect::<BTreeMap<String, FakeTable>>()
         });
         let mut deleted = FakeTables::default();
         let mut rejection = Rejection::default();
@@ -362,19 +355,20 @@ impl FakeTable {
         self.chains.values().any(|(chain, _)| chain.base.is_some())
     }
 
-    fn rules_and_sets(&self) -> RulesAndSets {
-        RulesAndSets { chains: self.chains.clone(), sets: self.sets.clone() }
+    /// The table without elements, which are many.
+    fn rules_and_sets(&self) -> Self {
+        Self { chains: self.chains.clone(), sets: self.sets.clone(), ..Self::default() }
     }
 
-    /// The table before the current transaction.
-    fn undo(mut self, RulesAndSets { chains, sets }: RulesAndSets) -> Self {
+    /// The table before the current transaction. `before`: what [`Self::rules_and_sets`] was then.
+    fn undo(mut self, before: Self) -> Self {
         for (key, data) in std::mem::take(&mut self.journal).into_iter().rev() {
             match data {
                 Some(data) => self.elements.insert(key, data),
                 None => self.elements.remove(&key),
             };
         }
-        Self { chains, sets, ..self }
+        Self { elements: self.elements, ..before }
     }
 
     fn vips(&self) -> impl Iterator<Item = Vip> {
