@@ -83,7 +83,7 @@ pub(crate) fn submit(
     socket: &mut Socket,
     requests: &[u8],
     last: u32,
-    mut rejected: impl FnMut(&Message<'_>, u32, Errno),
+    mut rejected: impl FnMut(&Message<'_>, Errno),
 ) -> Result<()> {
     socket.drain()?;
     socket.send(&[requests])?;
@@ -91,7 +91,7 @@ pub(crate) fn submit(
         for message in messages(receive(socket)?).filter(|message| message.kind == message::ERROR) {
             let errno = message.error_reply()?.errno;
             if errno != 0 {
-                rejected(&message, message.seq, Errno(errno));
+                rejected(&message, Errno(errno));
             }
             if message.seq == last {
                 return Ok(());
@@ -119,8 +119,8 @@ pub(crate) fn submit_each<T>(
             let ack = if seq as usize == items.len() { flags::ACK } else { 0 };
             write(buf, item, seq, ack);
         }
-        submit(socket, buf, items.len() as u32, |_, seq, errno| {
-            rejected(chunk * CHUNK + seq.saturating_sub(1) as usize, errno);
+        submit(socket, buf, items.len() as u32, |message, errno| {
+            rejected(chunk * CHUNK + message.seq.saturating_sub(1) as usize, errno);
         })?;
     }
     Ok(())

@@ -104,7 +104,7 @@ impl IpsetHandle {
             self.buf.clear();
             let count = codec::write_entries(&mut self.buf, command, name, &entries[done..]);
             let mut stopped = None;
-            submit(&mut self.socket, &self.buf, SEQ, |message, _, errno| {
+            submit(&mut self.socket, &self.buf, SEQ, |message, errno| {
                 stopped = Some((codec::read_rejected_line(message.payload), errno));
             })?;
             match stopped {
