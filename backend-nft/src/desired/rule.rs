@@ -308,7 +308,7 @@ impl RuleBuilder {
     }
 
     /// Loads the VIP of the packet from this register on. Returns the register after it.
-    pub(super) fn load_vip(self, shape: VipShape, dreg: Register) -> (Self, Register) {
+    fn load_vip(self, shape: VipShape, dreg: Register) -> (Self, Register) {
         let registers = self.address_registers();
         match shape {
             VipShape::NodePort => (self.load_protocol_port(dreg), dreg.plus(2)),
@@ -351,7 +351,7 @@ impl RuleBuilder {
         self.push(Expr::Payload { dreg, base: PayloadBase::Transport, offset: 2, len: 2 })
     }
 
-    pub(super) fn load_address(self, address: PacketAddress, dreg: Register) -> Self {
+    fn load_address(self, address: PacketAddress, dreg: Register) -> Self {
         let (offset, len) = (address.offset(self.family), self.family.address_len() as u32);
         self.push(Expr::Payload { dreg, base: PayloadBase::Network, offset, len })
     }
