@@ -189,7 +189,7 @@ impl<'a> ServiceEndpoints<'a> {
     }
 
     /// The ports of slices with this name and protocol, with the index of each slice.
-    fn of_port(&self, name: &str, protocol: Protocol) -> &[(usize, &'a SlicePort)] {
+    fn of_port<'s>(&'s self, name: &'s str, protocol: Protocol) -> &'s [(usize, &'a SlicePort)] {
         self.ports.get(&(name, protocol)).map(Vec::as_slice).unwrap_or_default()
     }
 
