@@ -17,8 +17,6 @@ pub struct VipOwnership {
     owners: PerFamily<HashMap<Vip, ServicePortKey>>,
     /// The VIPs of a service port that another one owns. Almost always empty.
     conflicts: BTreeMap<ServicePortKey, BTreeSet<(IpFamily, Vip)>>,
-    /// The VIPs that have got another owner, or have none any more, since the last update.
-    changed: Vec<(IpFamily, Vip)>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,23 +33,22 @@ impl VipOwnership {
     pub fn of(state: &NodeState) -> Self {
         let mut ownership = Self::default();
         for service in state.service_ports().values() {
-            ownership.claim(&service.port);
-            ownership.changed.clear();
+            ownership.claim(&service.port, &mut OwnershipChanges::default());
         }
         ownership
     }
 
     /// Updates the owners in a state to those in the next one.
     pub(crate) fn update(&mut self, before: &NodeState, after: &NodeState, changes: &Changes) -> OwnershipChanges {
-        let mut affected = changes.service_ports.clone();
+        let mut changed = OwnershipChanges { service_ports: changes.service_ports.clone(), vips: Vec::new() };
         // Release all before claiming any: a VIP may move from one changed service port to another.
         for service in changes.service_ports.iter().filter_map(|key| before.service_port(key)) {
-            affected.extend(self.release(&service.port));
+            self.release(&service.port, &mut changed);
         }
         for service in changes.service_ports.iter().filter_map(|key| after.service_port(key)) {
-            affected.extend(self.claim(&service.port));
+            self.claim(&service.port, &mut changed);
         }
-        OwnershipChanges { service_ports: affected, vips: std::mem::take(&mut self.changed) }
+        changed
     }
 
     /// Whether this service port owns the VIP.
@@ -66,48 +63,45 @@ impl VipOwnership {
         self.owners[family].get(vip)
     }
 
-    /// Claims all VIPs of a service port. Returns the owners that it displaces.
-    fn claim(&mut self, port: &ServicePort) -> Vec<ServicePortKey> {
-        all_vips(port).filter_map(|(family, vip)| self.claim_vip(&port.key, family, vip)).collect()
+    /// Claims all VIPs of a service port. The owners that it displaces are to be programmed.
+    fn claim(&mut self, port: &ServicePort, changes: &mut OwnershipChanges) {
+        let key = &port.key;
+        for (family, vip) in all_vips(port) {
+            let owner = self.owners[family].entry(vip).or_insert_with(|| {
+                changes.vips.push((family, vip));
+                key.clone()
+            });
+            let loser = match (*owner).cmp(key) {
+                std::cmp::Ordering::Equal => continue,
+                std::cmp::Ordering::Less => key.clone(),
+                std::cmp::Ordering::Greater => {
+                    let displaced = std::mem::replace(owner, key.clone());
+                    changes.vips.push((family, vip));
+                    changes.service_ports.insert(displaced.clone());
+                    displaced
+                }
+            };
+            self.conflicts.entry(loser).or_default().insert((family, vip));
+        }
     }
 
-    fn claim_vip(&mut self, key: &ServicePortKey, family: IpFamily, vip: Vip) -> Option<ServicePortKey> {
-        let owner = self.owners[family].entry(vip).or_insert_with(|| {
-            self.changed.push((family, vip));
-            key.clone()
-        });
-        let (loser, displaced) = match (*owner).cmp(key) {
-            std::cmp::Ordering::Equal => return None,
-            std::cmp::Ordering::Less => (key.clone(), None),
-            std::cmp::Ordering::Greater => {
-                let old = std::mem::replace(owner, key.clone());
-                self.changed.push((family, vip));
-                (old.clone(), Some(old))
-            }
-        };
-        self.conflicts.entry(loser).or_default().insert((family, vip));
-        displaced
-    }
-
-    /// Releases the VIPs that the service port owns. Returns the service ports that own them next.
-    fn release(&mut self, port: &ServicePort) -> Vec<ServicePortKey> {
+    /// Releases the VIPs that the service port owns. Those that own them next are to be programmed.
+    fn release(&mut self, port: &ServicePort, changes: &mut OwnershipChanges) {
         self.conflicts.remove(&port.key);
-        let mut new_owners = Vec::new();
         for (family, vip) in all_vips(port) {
             if !self.owns(&port.key, family, &vip) {
                 continue;
             }
             self.owners[family].remove(&vip);
-            self.changed.push((family, vip));
+            changes.vips.push((family, vip));
             let mut waiting = self.conflicts.iter_mut();
             let next = waiting.find_map(|(key, vips)| vips.remove(&(family, vip)).then(|| key.clone()));
             if let Some(next) = next {
                 self.owners[family].insert(vip, next.clone());
-                new_owners.push(next);
+                changes.service_ports.insert(next);
             }
         }
         self.conflicts.retain(|_, vips| !vips.is_empty());
-        new_owners
     }
 
     /// One failure for each service port with a VIP that another one owns.
