@@ -241,7 +241,7 @@ async fn open(address: &FrontendAddress, credentials: &Credentials, hello: Hello
     let outgoing = ReceiverStream::new(outgoing).map(|message| v1::ClientMessage::from(&message));
     let incoming = encoded::watch(channel, authorized(outgoing, token), MAX_RECEIVED_BYTES).await;
     let incoming = incoming.map_err(|status| {
-        let error = StreamError::from(status);
+        let error = StreamError::Status(status);
         let explained = explained(&error);
         if error.is_rejection() { Rejected(explained.to_string()).into() } else { explained }
     })?;
@@ -289,14 +289,14 @@ async fn read(
                 }
                 // The reader has closed the connection, for example a command that has what it needs.
                 Err(_) if messages.is_closed() => None,
-                message => message?,
+                message => message.map_err(StreamError::Status)?,
             },
             () = messages.closed() => None,
         };
         let Some(message) = message else { return Ok(()) };
         // Fails if the receiver no longer waits for it.
         let _ = first_message.take().map(|notify| notify.send(()));
-        let message = ServerMessage::try_from(message)?;
+        let message = ServerMessage::try_from(message).map_err(StreamError::Invalid)?;
         is_drained |= matches!(message, ServerMessage::Drain(_));
         if messages.send(message).await.is_err() {
             return Ok(());

@@ -83,18 +83,6 @@ impl StreamError {
     }
 }
 
-impl From<Status> for StreamError {
-    fn from(status: Status) -> Self {
-        Self::Status(status)
-    }
-}
-
-impl From<InvalidMessage> for StreamError {
-    fn from(error: InvalidMessage) -> Self {
-        Self::Invalid(error)
-    }
-}
-
 impl fmt::Display for StreamError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -119,13 +107,13 @@ mod tests {
 
     #[test]
     fn end_of_the_stream_is_orderly_a_rejection_or_a_failure() {
-        let sent = |code| StreamError::from(Status::new(code, "sent by the frontend"));
+        let sent = |code| StreamError::Status(Status::new(code, "sent by the frontend"));
         assert!(sent(Code::Unavailable).is_orderly() && !sent(Code::Unavailable).is_rejection());
         for code in [Code::PermissionDenied, Code::Unauthenticated, Code::InvalidArgument, Code::ResourceExhausted] {
             assert!(sent(code).is_rejection() && !sent(code).is_orderly(), "{code:?}");
         }
         let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
-        let broken = StreamError::from(Status::from_error(Box::new(reset)));
+        let broken = StreamError::Status(Status::from_error(Box::new(reset)));
         assert!(!broken.is_orderly() && !broken.is_rejection(), "{broken:?}");
     }
 }

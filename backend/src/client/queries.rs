@@ -50,7 +50,7 @@ impl Grpc {
             let response = async {
                 let (mut client, token) = self.client(&address).await?;
                 let response = client.status(authorized(request.clone(), token)).await;
-                Ok(response.map_err(|status| explained(&StreamError::from(status)))?.into_inner())
+                Ok(response.map_err(|status| explained(&StreamError::Status(status)))?.into_inner())
             };
             (address.uri.clone(), within(patience, response).await)
         });
@@ -122,7 +122,7 @@ impl Grpc {
                 {
                     bail!("{}", status.message());
                 }
-                Ok(Err(status)) => last_error = Some(explained(&StreamError::from(status))),
+                Ok(Err(status)) => last_error = Some(explained(&StreamError::Status(status))),
                 Err(error) => last_error = Some(error.context(address.uri)),
             }
             if is_connected && after_failure == AfterFailure::Stop {
@@ -141,7 +141,7 @@ impl Grpc {
         let (channel, token) = call.opened();
         let mut client = FairleadClient::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES);
         let answer = client.drained(authorized(request.clone(), token)).await;
-        let answer = answer.map_err(|status| explained(&StreamError::from(status)))?;
+        let answer = answer.map_err(|status| explained(&StreamError::Status(status)))?;
         call.has_succeeded = true;
         Ok(answer.into_inner())
     }

@@ -210,7 +210,7 @@ async fn tls_errors_advise_what_to_do() {
 
 #[test]
 fn rejected_calls_advise_what_to_do() {
-    let advice = |status: Status| advice(&StreamError::from(status)).unwrap_or_default();
+    let advice = |status: Status| advice(&StreamError::Status(status)).unwrap_or_default();
     assert!(advice(Status::permission_denied("node a may not follow the view of node b")).contains("--node-name"));
     assert!(advice(Status::unauthenticated("no identity")).contains("--token-file"));
     assert_eq!(advice(Status::unavailable("going")), "");
