@@ -8,7 +8,7 @@ use std::{
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Unit};
 use proto::model::{Epoch, IpFamily, Revision};
 use runtime::metrics::Writer;
-use tokio::{sync::watch, time::Instant};
+use tokio::sync::watch;
 
 use super::family_label;
 use crate::{Observer, Progress, identity::BackendIdentity};
@@ -74,17 +74,17 @@ fn process(writer: &mut Writer<'_>, identity: &BackendIdentity) -> fmt::Result {
 
 fn sync_state(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
     let text = "1 while there is a session with a frontend.";
-    writer.gauge("connected", text, None, one_if(progress.connected))?;
+    writer.gauge("connected", text, None, f64::from(progress.connected))?;
     if let Some(last_contact) = progress.last_contact {
         let text =
             "Time since the last message from a frontend; one arrives at least every 10 s. Absent before the first.";
-        let staleness = (Instant::now() - last_contact).as_secs_f64();
+        let staleness = last_contact.elapsed().as_secs_f64();
         writer.gauge("staleness", text, Some(Unit::Seconds), staleness)?;
     }
     let text = "1 once the kernel contains a state of this node: the stored one, or a first commit.";
-    writer.gauge("ready", text, None, one_if(progress.programmed.is_some()))?;
+    writer.gauge("ready", text, None, f64::from(progress.programmed.is_some()))?;
     let text = "Time since the kernel was last equal to the committed state; 0 while it is.";
-    let pending = progress.pending_since.map_or(0.0, |since| (Instant::now() - since).as_secs_f64());
+    let pending = progress.pending_since.map_or(0.0, |since| since.elapsed().as_secs_f64());
     writer.gauge("pending", text, Some(Unit::Seconds), pending)?;
     let revision = |of: Option<(Epoch, Revision)>| of.map_or(0.0, |(_, revision)| revision.0 as f64);
     let text = "The last committed revision, within the epoch of its frontend.";
@@ -99,12 +99,12 @@ fn sync_state(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
     writer.gauge("unfinished", text, None, progress.unfinished as f64)?;
     let text = "1 while the kernel cannot program an IP family and the other one is programmed alone.";
     let unusable = |family| progress.unusable_families.iter().any(|(of, _)| *of == family);
-    let samples = IpFamily::ALL.map(|family| (family_label(family), one_if(unusable(family))));
+    let samples = IpFamily::ALL.map(|family| (family_label(family), f64::from(unusable(family))));
     writer.labelled_gauge("unusable_family", text, None, samples)?;
     let text = "1 while the last sync has failed as a whole.";
-    writer.gauge("failing", text, None, one_if(progress.error.is_some()))?;
+    writer.gauge("failing", text, None, f64::from(progress.error.is_some()))?;
     let text = "1 while the state file cannot be written; a restart then begins with an earlier state, or none.";
-    writer.gauge("state_file_failing", text, None, one_if(progress.state_file_error.is_some()))
+    writer.gauge("state_file_failing", text, None, f64::from(progress.state_file_error.is_some()))
 }
 
 /// What an operator may want to investigate.
@@ -120,7 +120,7 @@ fn anomalies(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
     let text = "Service ports without endpoints on this node, which has restarted, until a frontend confirms them.";
     writer.gauge("unconfirmed_service_ports", text, None, progress.unconfirmed_service_ports as f64)?;
     let text = "1 while there is no Node object of this name, and its last facts are used.";
-    writer.gauge("node_object_missing", text, None, one_if(progress.retains_node))?;
+    writer.gauge("node_object_missing", text, None, f64::from(progress.retains_node))?;
     let text =
         "Digests that differed from the frontend's; each is repaired, and is a bug of the frontend or of the backend.";
     writer.counter("digest_mismatches", text, progress.protocol.digest_mismatches)?;
@@ -135,10 +135,6 @@ fn anomalies(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
     writer.counter("connections_reset", text, progress.reset_connections)?;
     let text = "Failures to reset such connections, which are repeated after the next change.";
     writer.counter("connection_reset_failures", text, progress.reset_failures)
-}
-
-fn one_if(yes: bool) -> f64 {
-    f64::from(u8::from(yes))
 }
 
 fn unix_time(time: Option<SystemTime>) -> f64 {

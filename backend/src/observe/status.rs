@@ -17,7 +17,7 @@ impl Observer {
     pub(super) fn status(&self) -> StatusPage {
         let progress = self.progress.borrow().clone();
         let identity = &self.identity;
-        let seconds_since = |time: Instant| (Instant::now() - time).as_secs_f64();
+        let seconds_since = |time: Instant| time.elapsed().as_secs_f64();
         let uptime = SystemTime::now().duration_since(identity.started).unwrap_or_default();
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let failures = progress.failures.iter();
