@@ -203,7 +203,7 @@ impl HealthCheckServers {
                 }
                 let (checks, progress) = (self.checks.clone(), self.progress.clone());
                 let serving = http::serve(socket, "health checks", self.connections.clone(), move |_| {
-                    answer(checks.borrow().get(check_port), progress.borrow().is_alive(Instant::now()))
+                    answer(checks.borrow().get(check_port), progress.borrow().is_alive())
                 });
                 let mut task = JoinSet::new();
                 // Dropping it closes all connections.

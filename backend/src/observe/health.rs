@@ -58,7 +58,7 @@ impl Observer {
             return text(StatusCode::METHOD_NOT_ALLOWED, "GET only\n");
         }
         let progress = self.progress.borrow();
-        let (is_alive, is_programmed) = (progress.is_alive(Instant::now()), progress.programmed.is_some());
+        let (is_alive, is_programmed) = (progress.is_alive(), progress.programmed.is_some());
         match request.uri().path() {
             "/healthz" => {
                 let is_healthy = is_alive && is_programmed;
@@ -81,8 +81,8 @@ impl Observer {
 
 impl Progress {
     /// Whether no sync fails or hangs for too long.
-    pub(crate) fn is_alive(&self, now: Instant) -> bool {
-        let since = |time: Option<Instant>| time.map_or(Duration::ZERO, |time| now - time);
+    pub(crate) fn is_alive(&self) -> bool {
+        let since = |time: Option<Instant>| time.map_or(Duration::ZERO, |time| time.elapsed());
         let waiting = since(self.pending_since);
         match (&self.pending_since, &self.error) {
             (Some(_), Some(_)) => waiting < SYNC_FAILING,
