@@ -46,11 +46,13 @@ impl Drifts {
         self.end_incident();
         self.last = Some(Instant::now());
         let delay = self.backoff.next_delay();
+        let repair_in_ms = delay.as_millis();
         match drift {
-            Drift::Possible => debug!("kernel notifications are incomplete, comparing the kernel with the state"),
+            Drift::Possible => {
+                debug!(repair_in_ms, "kernel notifications are incomplete, comparing the kernel with the state");
+            }
             Drift::Changed { object, process, pid } => {
                 self.count += 1;
-                let repair_in_ms = delay.as_millis();
                 warn_if_news!(
                     self.incident.failed(process),
                     object,

@@ -23,7 +23,7 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout, timeout_at},
 };
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::{
     MAX_IDLE, Position, Programmed, Reporter, Target,
@@ -336,7 +336,6 @@ impl<B: Backend> Programmer<B> {
     /// Lets a repair follow drift.
     fn drifted(&mut self, drift: &Drift) {
         let repair_in = self.drifts.record(drift);
-        debug!(?drift, repair_in_ms = repair_in.as_millis(), "drift");
         self.sync.invalidate(Instant::now() + repair_in);
         self.sync.repair_due = true;
         self.reporter.progress.send_modify(|progress| progress.drifts = self.drifts.count);
