@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use crate::NodeState;
-use checks::{Checks, RejectedClaim};
+use checks::{CheckPort, Checks, RejectedClaim};
 pub(crate) use servers::HealthCheckServers;
 
 /// The programmer's side: it publishes what is programmed, and receives the failures.
@@ -46,9 +46,7 @@ impl HealthChecks {
             // The next request reads a changed count anyway.
             rejected.is_some()
         });
-        for RejectedClaim { check_port, service, owner } in rejected.into_iter().flatten() {
-            let port = check_port.port;
-            let family = check_port.family;
+        for RejectedClaim { check_port: CheckPort { port, family }, service, owner } in rejected.into_iter().flatten() {
             warn!(%service, port, %family, %owner, "health-check node port belongs to another Service");
         }
     }
