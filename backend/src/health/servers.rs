@@ -117,21 +117,18 @@ impl HealthCheckServers {
     /// The addresses of a family to listen at, as node ports answer: loopback addresses are excluded, and so are
     /// link-local ones, which need an interface.
     fn addresses(&self, family: IpFamily, checks: &Checks, interfaces: &HashSet<IpAddr>) -> Vec<IpAddr> {
-        let is_of_family = |address: &IpAddr| IpFamily::of(address) == family;
-        match &self.addresses {
-            NodePortAddresses::Primary => checks.primary_addresses[family].into_iter().collect(),
-            NodePortAddresses::Cidrs(ranges) => {
-                let ranges: Vec<_> = ranges.iter().filter(|range| is_of_family(&range.addr())).collect();
-                if ranges.iter().any(|range| range.prefix_len() == 0) {
-                    return vec![family.unspecified()];
-                }
-                let is_listened_at = |address: &&IpAddr| {
-                    let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
-                    !address.is_loopback() && !is_link_local && ranges.iter().any(|range| range.contains(*address))
-                };
-                interfaces.iter().filter(is_listened_at).copied().collect()
-            }
+        let NodePortAddresses::Cidrs(ranges) = &self.addresses else {
+            return checks.primary_addresses[family].into_iter().collect();
+        };
+        let is_of_family = |address: IpAddr| IpFamily::of(&address) == family;
+        if ranges.iter().any(|range| range.prefix_len() == 0 && is_of_family(range.addr())) {
+            return vec![family.unspecified()];
         }
+        let is_listened_at = |address: &IpAddr| {
+            let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
+            is_of_family(*address) && !address.is_loopback() && !is_link_local && self.addresses.contain(address)
+        };
+        interfaces.iter().copied().filter(is_listened_at).collect()
     }
 
     async fn reconcile(&mut self) {
@@ -139,16 +136,14 @@ impl HealthCheckServers {
         // If they cannot be listed, the listeners stay as they are.
         let Some(interfaces) = interfaces else { return };
         let mut desired: BTreeMap<Listener, ServiceName> = BTreeMap::new();
-        {
-            let checks = self.checks.borrow_and_update().clone();
-            for (port, service) in checks.owners() {
-                let mut addresses = self.addresses(port.family, &checks, &interfaces);
-                if !addresses.contains(&port.family.unspecified()) {
-                    addresses.extend(checks.load_balancer_ips(service, port.family));
-                }
-                for address in addresses {
-                    desired.insert(Listener { port, address }, service.clone());
-                }
+        let checks = self.checks.borrow_and_update().clone();
+        for (port, service) in checks.owners() {
+            let mut addresses = self.addresses(port.family, &checks, &interfaces);
+            if !addresses.contains(&port.family.unspecified()) {
+                addresses.extend(checks.load_balancer_ips(service, port.family));
+            }
+            for address in addresses {
+                desired.insert(Listener { port, address }, service.clone());
             }
         }
         self.failing.retain(|listener, _| desired.contains_key(listener));
