@@ -89,12 +89,11 @@ impl PendingFlows {
     /// reset.
     pub(crate) fn committed(
         &mut self,
-        departed: Option<DepartedEndpoints>,
+        mut departed: Option<DepartedEndpoints>,
         changes: &Changes,
         state: &NodeState,
     ) -> bool {
         let next = self.next_reset();
-        let mut departed = departed;
         let mut room = MAX_WAITING.saturating_sub(self.changed.values().map(BTreeSet::len).sum());
         for (key, endpoints) in departed.iter_mut().flatten() {
             let known = self.changed.get(key).map_or(0, BTreeSet::len);
