@@ -85,10 +85,7 @@ impl AddressList {
 
     /// Records the result of resolving a source. After an error its addresses stay.
     pub(super) fn resolved(&mut self, index: usize, result: Result<Vec<FrontendAddress>>) {
-        let Some(ResolvedSource { source, addresses, resolved, is_resolving, failures }) = self.sources.get_mut(index)
-        else {
-            return;
-        };
+        let ResolvedSource { source, addresses, resolved, is_resolving, failures } = &mut self.sources[index];
         *is_resolving = false;
         match result {
             Ok(mut found) => {
