@@ -131,10 +131,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
                 None => (None, None),
             }
         };
-        let (store, stored) = tokio::select! {
-            opened = open => opened,
-            () = shutdown.recv() => return Ok(()),
-        };
+        let Some((store, stored)) = shutdown.run_until_started(open).await else { return Ok(()) };
         let losses = LossGuard::new(max_loss);
         let replica = Replica::new(identity, store, stored.flatten(), losses, role);
         progress.send_modify(|progress| {

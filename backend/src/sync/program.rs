@@ -173,9 +173,8 @@ impl<B: Backend> Programmer<B> {
     /// Programs until `shutdown`. The kernel is left as it is then. `is_after_boot`: the node has restarted since a
     /// frontend confirmed the stored state.
     pub(crate) async fn run(&mut self, is_after_boot: bool, mut shutdown: Shutdown) {
-        tokio::select! {
-            () = shutdown.recv() => {}
-            () = self.adopt(is_after_boot) => self.sync.invalidate(Instant::now()),
+        if shutdown.run_until_started(self.adopt(is_after_boot)).await.is_some() {
+            self.sync.invalidate(Instant::now());
         }
         let mut watched_at = Instant::now();
         while !shutdown.is_triggered() {
