@@ -13,7 +13,7 @@ pub(crate) mod snapshot;
 mod storage;
 
 use std::{
-    fs, io,
+    fs, io, mem,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -173,14 +173,8 @@ impl Store {
 
     /// The file is to contain this state, confirmed in the boot that is known here. Does not block.
     pub(crate) fn put(&self, stored: StoredState) {
-        let stored = StoredState { boot: self.confirmed_boot.clone(), ..stored };
-        self.newest.send_if_modified(|newest| {
-            let differs = newest.as_ref() != Some(&stored);
-            if differs {
-                *newest = Some(stored);
-            }
-            differs
-        });
+        let stored = Some(StoredState { boot: self.confirmed_boot.clone(), ..stored });
+        self.newest.send_if_modified(|newest| mem::replace(newest, stored.clone()) != stored);
     }
 
     /// Why the file is out of date; `None` while it is written.
