@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
+    mem,
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -178,11 +179,7 @@ impl HealthCheckServers {
         });
         let mut failures: Vec<_> = failures.collect();
         failures.sort_by(|one, other| (&one.key, &one.reason).cmp(&(&other.key, &other.reason)));
-        self.failures.send_if_modified(|published| {
-            let differs = *published != failures;
-            *published = failures;
-            differs
-        });
+        self.failures.send_if_modified(|published| mem::replace(published, failures.clone()) != failures);
     }
 
     fn open(&mut self, listener: Listener, service: &ServiceName) {
