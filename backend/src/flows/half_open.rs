@@ -113,12 +113,12 @@ impl HalfOpenPorts {
 }
 
 impl HalfOpenTarget {
-    /// Whether the SYNs of a connection to the VIP reach an endpoint that departed, or are not translated because the
-    /// connection is older than the VIP.
+    /// Whether the SYNs of a half-open connection to the VIP reach an endpoint that departed, or are not translated
+    /// because the connection is older than the VIP.
     fn is_misleading(&self, flow: &Flow) -> bool {
         let source = flow.reply.source;
-        let has_departed = || endpoint_at(source).is_some_and(|endpoint| self.departed.contains(&endpoint));
-        flow.is_half_open && (source == flow.original.destination || has_departed())
+        source == flow.original.destination
+            || endpoint_at(source).is_some_and(|endpoint| self.departed.contains(&endpoint))
     }
 }
 
