@@ -183,7 +183,7 @@ impl<T: FlowTable> Worker<T> {
 
 /// Removes the rules that reject packets when their time is over, an endpoint has returned, or the thread ends.
 fn remove_rules(requests: &Requests<PendingFlows>, rejecter: &mut Rejecter, progress: &watch::Sender<Progress>) {
-    let revoked = requests.with(|pending| pending.departed.take_revoked());
+    let revoked = requests.with(|pending| mem::take(&mut pending.departed.revoked));
     let by = (!requests.is_closed()).then(Instant::now);
     let failures = rejecter.revoke(&revoked) + rejecter.remove(by);
     if failures > 0 {

@@ -39,7 +39,7 @@ const MAX: usize = 8192;
 #[derive(Debug, Default)]
 pub(in crate::flows) struct Departed {
     service_ports: BTreeMap<ServicePortKey, BTreeMap<Endpoint, Departure>>,
-    /// The namespaces with endpoints whose connections must not be reset any more.
+    /// The namespaces with endpoints whose connections must not be reset any more, until the thread takes them.
     pub(in crate::flows) revoked: BTreeSet<Arc<str>>,
 }
 
@@ -212,11 +212,6 @@ impl Departed {
             }
         }
         reset
-    }
-
-    /// The namespaces with endpoints whose connections must not be reset any more, since this was called before.
-    pub(in crate::flows) fn take_revoked(&mut self) -> BTreeSet<Arc<str>> {
-        mem::take(&mut self.revoked)
     }
 }
 

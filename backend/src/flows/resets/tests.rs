@@ -1,6 +1,7 @@
 //! Which connections are due to be reset and when, and the rules as nft and iptables list them.
 
 use std::{
+    mem,
     net::SocketAddr,
     num::NonZeroU16,
     process::Command,
@@ -99,7 +100,7 @@ impl Fixture {
     }
 
     fn is_revoked(&mut self) -> bool {
-        !self.departed.take_revoked().is_empty()
+        !mem::take(&mut self.departed.revoked).is_empty()
     }
 
     fn is_due(&mut self, flow: &Flow) -> bool {
@@ -416,7 +417,7 @@ fn a_pass_resets_what_is_still_due() {
         for _ in 0..2 {
             let rules = list("ip");
             assert!(rules.contains("10.96.0.1 . 80 . 10.244.1.3") && !rules.contains("10.244.1.4"), "{rules}");
-            assert_eq!(rejecter.revoke(&fixture.departed.take_revoked()), 0);
+            assert_eq!(rejecter.revoke(&mem::take(&mut fixture.departed.revoked)), 0);
         }
         assert_eq!(fixture.departed.passed(&due, fixture.now), 0);
         assert_eq!(fixture.departed.next_due(|_| true), Some(fixture.now + PAUSES[0]), "found one, and passes again");
