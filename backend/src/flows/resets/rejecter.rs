@@ -168,12 +168,9 @@ impl Rejecter {
 
     fn remove_of(&mut self, family: IpFamily) -> Result<()> {
         let write = |handle: &mut NftHandle| table::remove(handle, family);
-        match self.write(write, || format!("delete {family} table {}", table::NAME))? {
-            None => Ok(()),
-            Some(tools) => {
-                chain::remove(tools, family).with_context(|| format!("delete {family} chain {}", chain::NAME))
-            }
-        }
+        let tools = self.write(write, || format!("delete {family} table {}", table::NAME))?;
+        let Some(tools) = tools else { return Ok(()) };
+        chain::remove(tools, family).with_context(|| format!("delete {family} chain {}", chain::NAME))
     }
 
     /// Writes to nf_tables. Returns the programs to write with instead if the kernel lacks it.
