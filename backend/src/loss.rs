@@ -78,7 +78,7 @@ struct BeforeBoot {
 }
 
 /// What is programmed otherwise than it is committed.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Withheld {
     /// The service ports of lost Services, or with endpoints that this node had before it restarted.
     service_ports: BTreeSet<ServicePortKey>,
@@ -163,10 +163,7 @@ impl LossGuard {
     /// Decides what of a commit is programmed; `programmed` was before.
     pub(crate) fn commit(&mut self, commit: &Commit<'_>, programmed: &NodeState) -> Decision {
         let Commit { before, after, is_confirmed } = *commit;
-        let (mut candidates, confirm_at) = match self.withheld.take() {
-            Some(Withheld { service_ports, confirm_at }) => (service_ports, confirm_at),
-            None => (BTreeSet::new(), None),
-        };
+        let Withheld { service_ports: mut candidates, confirm_at } = self.withheld.take().unwrap_or_default();
         let mut departed = DepartedEndpoints::new();
         let mut emptied = Vec::new();
         for change in before.diff(after) {
