@@ -146,7 +146,7 @@ impl Grpc {
     /// only frontend may have been replaced by one at another address.
     async fn connect_any(&self, hello: Hello) -> Result<Session> {
         let mut was_resolved = self.resolve_before_use().await;
-        let (mut tried, mut errors, mut rejections) = (Vec::new(), Vec::<String>::new(), 0);
+        let (mut tried, mut errors, mut is_rejected) = (Vec::new(), Vec::<String>::new(), true);
         // The first one that accepted the stream and sent nothing.
         let mut not_ready = None;
         loop {
@@ -168,7 +168,7 @@ impl Grpc {
                     }
                     Err(error) => {
                         self.addresses().failed(&address);
-                        rejections += usize::from(error.is::<Rejected>());
+                        is_rejected &= error.is::<Rejected>();
                         errors.push(format!("{}: {}", address.uri, chain(error.as_ref())));
                     }
                 }
@@ -183,7 +183,6 @@ impl Grpc {
             return Ok(self.chosen(session, &address, &errors));
         }
         ensure!(!errors.is_empty(), "no address of a frontend is known");
-        let is_rejected = rejections == errors.len();
         // They were tried in random order.
         errors.sort();
         let errors = errors.join("; ");
