@@ -10,25 +10,19 @@ use proto::model::IpFamily;
 
 use crate::dataplane::{IPVS_DEVICE, NodePortAddresses};
 
+/// What is called with each flow that is listed. An error ends the list.
+pub(super) type Visit<'a> = &'a mut dyn FnMut(Flow) -> netlink::Result<()>;
+
 /// The flows of the kernel. Every call blocks.
 pub(super) trait FlowTable: Send + 'static {
     /// The addresses of the node's interfaces that may serve node ports, without the VIPs of IPVS.
     fn addresses(&self) -> netlink::Result<HashSet<IpAddr>>;
 
     /// Calls `visit` with each flow. It may delete flows.
-    fn visit(
-        &self,
-        family: IpFamily,
-        protocol: FlowProtocol,
-        visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
-    ) -> netlink::Result<()>;
+    fn visit(&self, family: IpFamily, protocol: FlowProtocol, visit: Visit<'_>) -> netlink::Result<()>;
 
     /// Calls `visit` with each TCP connection whose SYN has not been answered.
-    fn visit_half_open(
-        &self,
-        family: IpFamily,
-        visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
-    ) -> netlink::Result<()>;
+    fn visit_half_open(&self, family: IpFamily, visit: Visit<'_>) -> netlink::Result<()>;
 
     /// Deletes flows. Returns how many there were.
     fn delete(&self, flows: &[Flow]) -> netlink::Result<usize>;
@@ -49,20 +43,11 @@ impl FlowTable for KernelFlowTable {
         Ok(addresses)
     }
 
-    fn visit(
-        &self,
-        family: IpFamily,
-        protocol: FlowProtocol,
-        visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
-    ) -> netlink::Result<()> {
+    fn visit(&self, family: IpFamily, protocol: FlowProtocol, visit: Visit<'_>) -> netlink::Result<()> {
         ConntrackHandle::open()?.flows(of_kernel(family), protocol, visit)
     }
 
-    fn visit_half_open(
-        &self,
-        family: IpFamily,
-        visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
-    ) -> netlink::Result<()> {
+    fn visit_half_open(&self, family: IpFamily, visit: Visit<'_>) -> netlink::Result<()> {
         ConntrackHandle::open()?.half_open(of_kernel(family), visit)
     }
 
