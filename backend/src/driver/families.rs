@@ -67,9 +67,7 @@ impl UsableFamilies {
         for family in IpFamily::ALL {
             let family = &mut self.0[family];
             if family.failure.is_none() {
-                family.was_programmed = true;
-                family.has_failed = false;
-                family.delay = Duration::ZERO;
+                *family = FamilyUse { was_programmed: true, ..FamilyUse::default() };
             }
         }
     }
