@@ -350,9 +350,6 @@ impl Replica {
             warn!(revision = %target, count = rejected, %first, "operations rejected");
             self.counters.rejected_operations += rejected;
         }
-        if let Some(store) = &mut self.store {
-            store.confirmed();
-        }
         self.advance(SessionPosition { epoch, base: Some(target), has_committed: true });
         let departed = (has_committed && !is_rollback).then_some(departed);
         let digest = self.total();
@@ -382,13 +379,8 @@ impl Replica {
         if is_refuted {
             warn!(%revision, "digest differs from the frontend's, a repair follows");
             self.counters.digest_mismatches += 1;
-        } else {
-            if self.losses.confirmed() {
-                self.state = self.committed_state.clone();
-            }
-            if let Some(store) = &mut self.store {
-                store.confirmed();
-            }
+        } else if self.losses.confirmed() {
+            self.state = self.committed_state.clone();
         }
         // The difference of a repair is no event in the cluster.
         self.advance(SessionPosition { epoch, base: Some(revision), has_committed: !is_refuted });
@@ -402,9 +394,15 @@ impl Replica {
         ClientMessage::DigestResponse(revision, Box::new(self.committed_state.digests().clone()))
     }
 
+    /// What is committed or confirmed in a session is confirmed in this boot, too.
     fn advance(&mut self, position: SessionPosition) {
         self.committed = position.base.map(|revision| (position.epoch, revision));
         self.session = Some(position);
+        if position.has_committed
+            && let Some(store) = &mut self.store
+        {
+            store.confirmed();
+        }
     }
 
     fn total(&self) -> Digest {
