@@ -14,7 +14,7 @@ use runtime::lock;
 use tracing::warn;
 
 /// The time that reading a file at the start may take. A healthy disk reads the state of a large cluster in less.
-pub(crate) const READ_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(3) } else { Duration::from_secs(10) };
+const READ_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(3) } else { Duration::from_secs(10) };
 
 /// A file of which only the newest content counts. Errors are logged.
 #[derive(Debug)]
