@@ -246,8 +246,7 @@ impl PodMatch {
 }
 
 /// The ranges of one family, with their host bits cleared, without duplicates.
-#[must_use]
-pub fn cidrs_of_family(cidrs: &[IpNet], family: IpFamily) -> Vec<IpNet> {
+pub(super) fn cidrs_of_family(cidrs: &[IpNet], family: IpFamily) -> Vec<IpNet> {
     let mut seen = HashSet::with_capacity(cidrs.len());
     let of_family = cidrs.iter().filter(|cidr| IpFamily::of(&cidr.addr()) == family).map(IpNet::trunc);
     of_family.filter(|cidr| seen.insert(*cidr)).collect()

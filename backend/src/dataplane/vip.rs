@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 use proto::model::{IpFamily, Protocol, ServicePort};
 
-use super::cidrs_of_family;
+use super::options::cidrs_of_family;
 
 /// The destination of a packet to a service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
