@@ -3,7 +3,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, Weak},
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -58,13 +61,13 @@ struct SharedConnection {
     since: Instant,
     /// With the token for requests.
     opened: (Channel, Option<Token>),
+    /// It gets no new calls.
+    has_failed: AtomicBool,
 }
 
 /// A call on a connection. Unless it has succeeded, the next call gets another connection.
 #[derive(Debug)]
 pub(super) struct SharedCall {
-    frontend: Arc<FrontendConnections>,
-    slot: usize,
     connection: Arc<SharedConnection>,
     pub(super) has_succeeded: bool,
     _permit: OwnedSemaphorePermit,
@@ -94,7 +97,7 @@ impl SharedConnections {
             Some(connection) => connection,
             None => frontend.connect(&slots[slot], address, credentials).await?,
         };
-        Ok(SharedCall { frontend, slot, connection, has_succeeded: false, _permit: permit })
+        Ok(SharedCall { connection, has_succeeded: false, _permit: permit })
     }
 }
 
@@ -120,7 +123,8 @@ impl FrontendConnections {
         match connect(address, credentials).await {
             Ok(opened) => {
                 *failure = None;
-                let connection = Arc::new(SharedConnection { since: Instant::now(), opened });
+                let has_failed = AtomicBool::new(false);
+                let connection = Arc::new(SharedConnection { since: Instant::now(), opened, has_failed });
                 *lock(&slot.current) = Arc::downgrade(&connection);
                 Ok(connection)
             }
@@ -154,15 +158,8 @@ impl Default for Slot {
 impl Slot {
     /// The connection that gets new calls.
     fn usable(&self) -> Option<Arc<SharedConnection>> {
-        lock(&self.current).upgrade().filter(|connection| connection.since.elapsed() < MAX_AGE)
-    }
-
-    /// The next call gets another connection.
-    fn give_up(&self, connection: &Arc<SharedConnection>) {
-        let mut current = lock(&self.current);
-        if current.as_ptr() == Arc::as_ptr(connection) {
-            *current = Weak::new();
-        }
+        let connection = lock(&self.current).upgrade()?;
+        (connection.since.elapsed() < MAX_AGE && !connection.has_failed.load(Relaxed)).then_some(connection)
     }
 }
 
@@ -177,7 +174,7 @@ impl SharedCall {
 impl Drop for SharedCall {
     fn drop(&mut self) {
         if !self.has_succeeded {
-            self.frontend.slots[self.slot].give_up(&self.connection);
+            self.connection.has_failed.store(true, Relaxed);
         }
         // Pods ask again and again.
         let connection = self.connection.clone();
