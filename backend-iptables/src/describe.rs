@@ -18,7 +18,7 @@ type ChainOwners<'a> = HashMap<String, &'a ServicePortKey>;
 /// The chains of the service ports of a state.
 pub(crate) fn chain_owners(state: &NodeState) -> ChainOwners<'_> {
     let mut owners = HashMap::new();
-    for (key, service) in state.service_ports() {
+    for (key, service) in state.service_ports().iter() {
         let names = ChainNames::new(key);
         let kinds = [ChainKind::Svc, ChainKind::Svl, ChainKind::Ext, ChainKind::Fw].map(|kind| names.chain(kind));
         let pools = IpFamily::ALL.map(|family| [&service.cluster[family], &service.local[family]]);

@@ -141,7 +141,7 @@ impl LossGuard {
         let mut service_ports = BTreeSet::new();
         let mut state = committed.clone();
         let addresses = &committed.node().addresses;
-        for (key, service) in committed.service_ports() {
+        for (key, service) in committed.service_ports().iter() {
             endpoints.extend(service.local.iter().flat_map(|(_, pool)| pool.iter().map(Endpoint::identity)));
             if let Some(without) = service.without_local(|endpoint| addresses.contains(&endpoint.address)) {
                 state.set_service_port(key, Some(without));

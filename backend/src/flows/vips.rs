@@ -66,7 +66,7 @@ impl<T: Clone> FlowVips<T> {
     /// Lets VIPs of all service ports of a state take precedence over the node ports: a program may give the node any
     /// load-balancer IP. At a cost proportional to the service ports.
     pub(super) fn prefer_vips(&mut self, state: &NodeState) {
-        for (key, service) in state.service_ports() {
+        for (key, service) in state.service_ports().iter() {
             let node_port = Vip::NodePort { port: service.port.port.get(), protocol: key.protocol };
             if self.vips.contains_key(&node_port) {
                 self.preferred.extend(all_vips(&service.port).map(|(_, vip)| vip));

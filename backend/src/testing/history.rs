@@ -273,7 +273,8 @@ impl History {
     }
 
     fn any_key(&mut self, target: &NodeState) -> Option<ServicePortKey> {
-        self.rng.choice(target.service_ports().keys()).cloned()
+        let keys: Vec<_> = target.service_ports().keys().collect();
+        self.rng.choice(keys).cloned()
     }
 
     /// Changes an existing service port.

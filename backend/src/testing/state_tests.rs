@@ -23,7 +23,7 @@ fn commit(state: &mut NodeState, operations: Vec<Operation>) -> Committed {
 fn recomputed(state: &NodeState) -> DigestVector {
     let mut fresh = NodeState::new(state.node().clone());
     fresh.put_cluster(state.cluster().clone());
-    for (key, service) in state.service_ports() {
+    for (key, service) in state.service_ports().iter() {
         fresh.set_service_port(key, Some(service.clone()));
     }
     fresh.digests().clone()
@@ -127,7 +127,7 @@ fn repair(from: &NodeState, to: &NodeState) -> Vec<Operation> {
     let differing: Vec<_> = from.digests().differing(to.digests()).collect();
     let mut target = NodeState::new(to.node().clone());
     target.put_cluster(to.cluster().clone());
-    for (key, service) in to.service_ports() {
+    for (key, service) in to.service_ports().iter() {
         if differing.contains(&usize::from(KeyHash::of(key).bucket())) {
             target.set_service_port(key, Some(service.clone()));
         }

@@ -34,7 +34,7 @@ pub fn operations_between(from: &NodeState, to: &NodeState) -> Vec<Operation> {
     }
     let removed = from.service_ports().keys().filter(|key| to.service_port(key).is_none());
     operations.extend(removed.cloned().map(Operation::RemoveServicePort));
-    for (key, service) in to.service_ports() {
+    for (key, service) in to.service_ports().iter() {
         put_service_port(&mut operations, key, from.service_port(key), service);
     }
     operations

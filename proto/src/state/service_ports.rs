@@ -6,7 +6,7 @@
 //!   clone 2 ──▶ [ chunk, chunk, chunk' ]        A difference skips what both have by pointer.
 //! ```
 
-use std::{cmp::Ordering, fmt, iter, mem, ops, ptr, slice, sync::Arc};
+use std::{cmp::Ordering, fmt, iter, mem, ops, ptr, sync::Arc};
 
 use super::ServicePortState;
 use crate::{
@@ -40,14 +40,6 @@ struct Entry {
 struct Place {
     chunk: usize,
     entry: usize,
-}
-
-/// Iterates over service ports in the order of their keys.
-#[derive(Clone)]
-pub struct Iter<'a> {
-    chunks: slice::Iter<'a, Arc<Chunk>>,
-    entries: slice::Iter<'a, Entry>,
-    len: usize,
 }
 
 /// A service port in which two collections differ.
@@ -90,18 +82,17 @@ impl ServicePorts {
     }
 
     /// All service ports with their keys.
-    #[must_use]
-    pub fn iter(&self) -> Iter<'_> {
-        Iter { chunks: self.chunks.iter(), entries: [].iter(), len: self.len }
+    pub fn iter(&self) -> impl Iterator<Item = (&ServicePortKey, &ServicePortState)> {
+        self.chunks.iter().flat_map(|chunk| chunk.iter()).map(Entry::pair)
     }
 
     /// All keys.
-    pub fn keys(&self) -> impl ExactSizeIterator<Item = &ServicePortKey> {
+    pub fn keys(&self) -> impl Iterator<Item = &ServicePortKey> {
         self.iter().map(|(key, _)| key)
     }
 
     /// All service ports.
-    pub fn values(&self) -> impl ExactSizeIterator<Item = &ServicePortState> {
+    pub fn values(&self) -> impl Iterator<Item = &ServicePortState> {
         self.iter().map(|(_, service_port)| service_port)
     }
 
@@ -256,16 +247,7 @@ impl ops::Index<&ServicePortKey> for ServicePorts {
 
 impl fmt::Debug for ServicePorts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self).finish()
-    }
-}
-
-impl<'a> IntoIterator for &'a ServicePorts {
-    type Item = (&'a ServicePortKey, &'a ServicePortState);
-    type IntoIter = Iter<'a>;
-
-    fn into_iter(self) -> Iter<'a> {
-        self.iter()
+        f.debug_map().entries(self.iter()).finish()
     }
 }
 
@@ -280,26 +262,6 @@ impl Entry {
         (self.key(), &self.service_port)
     }
 }
-
-// === impl Iter ===
-
-impl<'a> Iterator for Iter<'a> {
-    type Item = (&'a ServicePortKey, &'a ServicePortState);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.entries.as_slice().is_empty() {
-            self.entries = self.chunks.next()?.iter();
-        }
-        self.len -= 1;
-        self.entries.next().map(Entry::pair)
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.len, Some(self.len))
-    }
-}
-
-impl ExactSizeIterator for Iter<'_> {}
 
 // === impl ServicePortChange ===
 

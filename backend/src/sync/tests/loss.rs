@@ -325,7 +325,7 @@ fn on_nodes(here: usize, elsewhere: usize) -> NodeState {
 /// The same Services without endpoints.
 fn without_endpoints(state: &NodeState) -> NodeState {
     let mut empty = state.clone();
-    for (key, service) in state.service_ports() {
+    for (key, service) in state.service_ports().iter() {
         let service = crate::ServicePortState::new(service.port.clone());
         empty.set_service_port(key, Some(service));
     }

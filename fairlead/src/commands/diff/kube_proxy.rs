@@ -238,7 +238,7 @@ fn describe(verdict: Option<&ConnectionVerdict>) -> String {
 fn fairlead_vips(state: &NodeState) -> BTreeMap<VipKey, FairleadVip> {
     let ownership = VipOwnership::of(state);
     let mut fairlead_vips = BTreeMap::new();
-    for (key, service) in state.service_ports() {
+    for (key, service) in state.service_ports().iter() {
         for family in IpFamily::ALL {
             let owned = vips(&service.port, family).into_iter();
             for (vip, kind) in owned.filter(|(vip, _)| ownership.owns(key, family, vip)) {
