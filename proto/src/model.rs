@@ -12,7 +12,7 @@ mod update;
 pub use pool::{Endpoint, IpFamily, PerFamily, Pool, PoolClass, PoolId};
 pub(crate) use pool::{FLAG_TERMINATING, pack_endpoint};
 pub use scheduler::{IpvsScheduler, ParseSchedulerError, SchedulerFlags};
-pub use service_port::{ParseProtocolError, Protocol, ServicePort, ServicePortKey, TrafficPolicy};
+pub use service_port::{Protocol, ServicePort, ServicePortKey, TrafficPolicy};
 pub use session::{
     Ack, ClientMessage, FailureKind, Hello, Role, ServerMessage, ServicePortFailure, SyncMode, VersionMismatch, Welcome,
 };

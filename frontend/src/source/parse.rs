@@ -12,7 +12,7 @@ use std::{
 };
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
-use proto::model::{ParseProtocolError, Protocol, SourceVersion};
+use proto::model::{Protocol, SourceVersion};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -171,7 +171,7 @@ fn optional_port_number(number: Option<i32>) -> Result<Option<NonZeroU16>, Strin
 }
 
 /// `protocol` of a port, which the API server defaults to TCP.
-fn protocol(name: Option<&str>) -> Result<Protocol, ParseProtocolError> {
+fn protocol(name: Option<&str>) -> Result<Protocol, String> {
     name.map_or(Ok(Protocol::Tcp), str::parse)
 }
 

@@ -27,11 +27,6 @@ pub enum Protocol {
     Sctp = 132,
 }
 
-/// The error for a name that is not a protocol of Kubernetes Services.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("unknown protocol {0:?}: expected TCP, UDP or SCTP")]
-pub struct ParseProtocolError(pub String);
-
 /// Identifies a [`ServicePort`] in the cluster. Ordered by its fields; clones share the strings.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct ServicePortKey {
@@ -124,14 +119,12 @@ impl fmt::Display for Protocol {
 }
 
 impl FromStr for Protocol {
-    type Err = ParseProtocolError;
+    type Err = String;
 
     /// Parses the upper-case name of the Kubernetes API, such as `TCP`.
-    fn from_str(name: &str) -> Result<Self, ParseProtocolError> {
-        Self::ALL
-            .into_iter()
-            .find(|protocol| protocol.to_string() == name)
-            .ok_or_else(|| ParseProtocolError(name.to_owned()))
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|protocol| protocol.to_string() == name);
+        known.ok_or_else(|| format!("unknown protocol {name:?}: expected TCP, UDP or SCTP"))
     }
 }
 
