@@ -114,9 +114,7 @@ impl FrontendContext {
         let missing = self.missing_nodes();
         let tls = self.tls_error().map(|error| problem("TLS", "files", error));
         let index = self.cluster.index();
-        let of_objects = index.problems.iter().flat_map(|(kind, name, problems)| {
-            problems.into_iter().map(move |found| problem(format!("{kind} {name}"), found.field, found.message))
-        });
+        let of_objects = index.problems.iter().map(|(kind, name, problem)| problem.into_wire(kind, name));
         let mut all = tls.into_iter().chain(missing).chain(of_objects);
         let mut problems: Vec<_> = all.by_ref().take(MAX_PROBLEMS).collect();
         let others = all.count();

@@ -257,8 +257,7 @@ impl Index {
             }
             ObjectKind::Node | ObjectKind::ServiceCidr => false,
         };
-        let related = self.problems.iter().filter(move |(kind, object, _)| is_related(*kind, object));
-        related.flat_map(|(kind, object, problems)| problems.into_iter().map(move |problem| (kind, object, problem)))
+        self.problems.iter().filter(move |(kind, object, _)| is_related(*kind, object))
     }
 
     /// Computes the current views of service ports of one Service. Records the problems of their claims and endpoints.

@@ -11,7 +11,10 @@ use std::{
 };
 
 use ipnet::IpNet;
-use proto::model::{IpFamily, IpvsScheduler, NodeInfo, PerFamily, Protocol, SourceVersion, TrafficPolicy};
+use proto::{
+    model::{IpFamily, IpvsScheduler, NodeInfo, PerFamily, Protocol, SourceVersion, TrafficPolicy},
+    v1::Problem,
+};
 use serde::Serialize;
 
 /// The annotation of a Service for which connections are reset, in the form of `--reset-connections`.
@@ -298,6 +301,13 @@ pub enum VersionProgress {
     Changed(SourceVersion),
     /// All changes up to this version have been delivered; perhaps there was none.
     Confirmed(SourceVersion),
+}
+
+impl ObjectProblem {
+    /// As it is shown to operators, with the object.
+    pub(crate) fn into_wire(self, kind: ObjectKind, name: &ObjectName) -> Problem {
+        Problem { object: format!("{kind} {name}"), field: self.field, message: self.message }
+    }
 }
 
 impl ServiceLimits {

@@ -14,7 +14,7 @@ use std::{
 
 use proto::{
     model::{IpFamily, ServicePort, ServicePortKey, TrafficPolicy},
-    v1::{LostEndpoints, NodeGroup, PlanResponse, PlannedChange, Problem},
+    v1::{LostEndpoints, NodeGroup, PlanResponse, PlannedChange},
 };
 use serde_json::{Value, json};
 
@@ -127,17 +127,12 @@ impl Index {
                 }
             }
         }
-        let known: BTreeSet<_> = all(&trial.index.problems).collect();
-        let is_new = |problem: &(ObjectKind, ObjectName, ObjectProblem)| {
+        let known: BTreeSet<_> = trial.index.problems.iter().collect();
+        let is_new = |problem: &(ObjectKind, &ObjectName, ObjectProblem)| {
             planned.contains(&(problem.0, problem.1.clone())) || !known.contains(problem)
         };
-        let problems = all(&problems_after).filter(is_new).take(MAX_LISTED);
-        let problems = problems.map(|(kind, name, ObjectProblem { field, message })| Problem {
-            object: format!("{kind} {name}"),
-            field,
-            message,
-        });
-        plan.problems = problems.collect();
+        let problems = problems_after.iter().filter(is_new).take(MAX_LISTED);
+        plan.problems = problems.map(|(kind, name, problem)| problem.into_wire(kind, name)).collect();
         let (before, after) = (trial.index.problems.refused_claims(), problems_after.refused_claims());
         plan.conflict_count = after.difference(&before).count() as u64;
         Ok(plan)
@@ -399,9 +394,4 @@ fn serves(view: &ServicePortView, family: IpFamily, is_external: bool, location:
 fn shown(vip: &str) -> String {
     let is_unallocated = UNALLOCATED.iter().any(|start| vip.starts_with(start));
     if is_unallocated { "a new cluster IP".to_owned() } else { vip.to_owned() }
-}
-
-fn all(problems: &ProblemLog) -> impl Iterator<Item = (ObjectKind, ObjectName, ObjectProblem)> {
-    let objects = problems.iter();
-    objects.flat_map(|(kind, name, problems)| problems.into_iter().map(move |problem| (kind, name.clone(), problem)))
 }

@@ -111,9 +111,11 @@ impl Default for ProblemLog {
 }
 
 impl ProblemLog {
-    /// By object, each problem once.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (ObjectKind, &ObjectName, Vec<ObjectProblem>)> {
-        self.objects.iter().map(|((kind, name), object)| (*kind, name, object.listed(MAX_LISTED)))
+    /// The problems by object, each once.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ObjectKind, &ObjectName, ObjectProblem)> {
+        self.objects.iter().flat_map(|((kind, name), object)| {
+            object.listed(MAX_LISTED).into_iter().map(move |problem| (*kind, name, problem))
+        })
     }
 
     /// The objects of a kind that have problems.

@@ -35,17 +35,17 @@ fn apply_changes(index: &mut Index, views: &mut Views) -> Vec<ServicePortKey> {
 }
 
 fn problems(index: &Index) -> Vec<(ObjectKind, ObjectName, Vec<ObjectProblem>)> {
-    let problems = index.problems.iter();
-    problems.map(|(kind, name, problems)| (kind, name.clone(), problems)).collect()
+    let mut objects = BTreeMap::<_, Vec<_>>::new();
+    for (kind, name, problem) in index.problems.iter() {
+        objects.entry((kind, name.clone())).or_default().push(problem);
+    }
+    objects.into_iter().map(|((kind, name), problems)| (kind, name, problems)).collect()
 }
 
 /// The messages about one service.
 fn messages(index: &Index, service: &str) -> Vec<String> {
     let of_service = index.problems.iter().filter(|(_, name, _)| &*name.name == service);
-    of_service
-        .flat_map(|(_, _, problems)| problems)
-        .map(|problem| format!("{}: {}", problem.field, problem.message))
-        .collect()
+    of_service.map(|(.., problem)| format!("{}: {}", problem.field, problem.message)).collect()
 }
 
 fn new_index() -> Index {

@@ -44,12 +44,7 @@ pub(super) fn response(
         return Err(Status::not_found(format!("Service {name} has no port with the name or number {port}")));
     }
     let problems = (visibility == Visibility::Cluster).then(|| index.problems_of(&name)).into_iter().flatten();
-    let problems = problems.map(|(kind, name, problem)| v1::Problem {
-        object: format!("{kind} {name}"),
-        field: problem.field,
-        message: problem.message,
-    });
-    let problems = problems.collect();
+    let problems = problems.map(|(kind, name, problem)| problem.into_wire(kind, name)).collect();
     let zone = index.node(node).map(|node| node.zone.to_string());
     // Commits need it.
     drop(index);
