@@ -70,15 +70,13 @@ impl<K: Ord + Clone> SliceIndex<K> {
         if new.is_empty() {
             self.numbers.remove(name);
             self.unused.push(number);
-            if let Some(slice) = self.slices.get_mut(number as usize) {
-                *slice = None;
-            }
+            self.slices[number as usize] = None;
         }
     }
 
     pub(super) fn slices(&self, key: K) -> impl Iterator<Item = &ObjectName> {
         let entries = self.entries.range((key.clone(), 0)..=(key, u32::MAX));
-        entries.filter_map(|(_, number)| self.slices.get(*number as usize)?.as_ref())
+        entries.filter_map(|(_, number)| self.slices[*number as usize].as_ref())
     }
 
     /// All slices with keys.
@@ -101,9 +99,7 @@ impl<K: Ord + Clone> SliceIndex<K> {
             // A cluster has far less than 2^32 slices.
             u32::try_from(self.slices.len() - 1).unwrap_or(u32::MAX)
         });
-        if let Some(slice) = self.slices.get_mut(number as usize) {
-            *slice = Some(name.clone());
-        }
+        self.slices[number as usize] = Some(name.clone());
         self.numbers.insert(name.clone(), number);
         number
     }
