@@ -1,15 +1,12 @@
 //! The messages of a session: where it sends them, and the permit under which it sends a snapshot or a repair.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use proto::{
     encoded::EncodedMessage,
     model::{Batch, ServerMessage},
 };
-use tokio::{
-    sync::mpsc::{self, error::TrySendError},
-    time::Instant,
-};
+use tokio::sync::mpsc::{self, error::TrySendError};
 use tracing::info;
 
 use crate::{
@@ -90,14 +87,6 @@ impl MessageSink {
         match self.messages.try_send(message) {
             Ok(()) | Err(TrySendError::Full(_)) => Ok(()),
             Err(TrySendError::Closed(_)) => Err(SessionEnd::Disconnected),
-        }
-    }
-
-    /// Everything has been handed to the transport, but not yet received; messages in transit take memory too. Releases
-    /// the permit, if there is one, when the client has not acknowledged within `timeout`.
-    pub(super) fn release_permit_within(&mut self, timeout: Duration) {
-        if let Some(permit) = &mut self.permit {
-            permit.expires_at = permit.expires_at.min(Instant::now() + timeout);
         }
     }
 

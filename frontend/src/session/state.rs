@@ -412,7 +412,10 @@ impl<'a> Session<'a> {
         }
         let header = Batch { commit: true, source_version: kind_versions.newest(), kind_versions, ..part };
         self.output.send(OutgoingMessage::Batch { header, chunks: pending }).await?;
-        self.output.release_permit_within(DELIVERY_TIMEOUT);
+        // Messages in transit take memory, too.
+        if let Some(permit) = &mut self.output.permit {
+            permit.expires_at = permit.expires_at.min(Instant::now() + DELIVERY_TIMEOUT);
+        }
         self.await_ack(target, digest);
         Ok(())
     }
