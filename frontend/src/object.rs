@@ -15,7 +15,6 @@ use proto::{
     model::{IpFamily, IpvsScheduler, NodeInfo, PerFamily, Protocol, SourceVersion, TrafficPolicy},
     v1::Problem,
 };
-use serde::Serialize;
 
 /// The annotation of a Service for which connections are reset, in the form of `--reset-connections`.
 pub(crate) const RESET_CONNECTIONS_ANNOTATION: &str = "fairlead.io/reset-connections";
@@ -233,7 +232,7 @@ pub enum ClusterObject {
 }
 
 /// An invalid field of an object. All fields without a problem are used.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectProblem {
     /// The path of the field: `spec.externalIPs[1]`.
     pub field: String,
