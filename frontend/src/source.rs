@@ -11,7 +11,7 @@ mod kubernetes;
 mod manifests;
 mod parse;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use runtime::Shutdown;
@@ -32,21 +32,13 @@ use crate::object::SourceUpdate;
 pub enum Source {
     /// A directory of Kubernetes manifests (`.yaml`, `.yml`, `.json`), watched for changes.
     Manifests(PathBuf),
-    /// A Kubernetes API server.
+    /// A Kubernetes API server. Connects only when run.
     Kubernetes(KubernetesApi),
 }
 
 // === impl Source ===
 
 impl Source {
-    /// The API server of a kubeconfig, or else of the cluster that this pod runs in. Connects only when run.
-    ///
-    /// # Errors
-    /// When the kubeconfig, or a file that it refers to, cannot be read or is invalid.
-    pub async fn kubernetes(kubeconfig: Option<&Path>) -> Result<Self> {
-        Ok(Self::Kubernetes(KubernetesApi::new(kubeconfig).await?))
-    }
-
     /// The client of the API server, where there is one.
     #[must_use]
     pub fn client(&self) -> Option<kube::Client> {

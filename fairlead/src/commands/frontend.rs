@@ -1,7 +1,10 @@
 //! `fairlead frontend`: a source of objects, the engine, and its listeners.
 
 use anyhow::{Context as _, Result};
-use frontend::{Config, Frontend, Listener, source::Source};
+use frontend::{
+    Config, Frontend, Listener,
+    source::{KubernetesApi, Source},
+};
 use proto::model::ClusterInfo;
 use runtime::{Ready, Shutdown, Tasks, http::bind_both_families};
 use tokio::{net::TcpListener, sync::mpsc};
@@ -84,7 +87,7 @@ pub(crate) async fn spawn(
 ) -> Result<Frontend> {
     let source = match &source.manifests {
         Some(directory) => Source::Manifests(directory.clone()),
-        None => Source::kubernetes(source.kubeconfig().as_deref()).await?,
+        None => Source::Kubernetes(KubernetesApi::new(source.kubeconfig().as_deref()).await?),
     };
     let info = ClusterInfo { service_cidrs: cluster.service_cidr.clone() };
     let frontend = Frontend::new(Config { cluster: info, ..config });

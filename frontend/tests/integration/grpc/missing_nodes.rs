@@ -1,6 +1,9 @@
 //! Node objects that are deleted while their backend is connected, at a real list and watch.
 
-use fairlead_frontend::{Config, source::Source};
+use fairlead_frontend::{
+    Config,
+    source::{KubernetesApi, Source},
+};
 use fake_api_server::{ApiServer, Resource};
 use proto::v1::{self, client_message, operation, server_message};
 use serde_json::{Value, json};
@@ -28,7 +31,7 @@ async fn follow(api: &ApiServer) -> Server {
     let server = Server::start(Transport::Unix, Config::default(), Vec::new()).await;
     let kubeconfig = server.directory.path().join("kubeconfig");
     std::fs::write(&kubeconfig, api.kubeconfig()).unwrap();
-    let source = Source::kubernetes(Some(&kubeconfig)).await.unwrap();
+    let source = Source::Kubernetes(KubernetesApi::new(Some(&kubeconfig)).await.unwrap());
     let (updates, freshness) = (server.updates.clone(), server.frontend.freshness());
     let RunningFrontend { shutdown, trigger, .. } = RunningFrontend::start(Config::default());
     tokio::spawn(async move {
