@@ -8,7 +8,7 @@ use tracing::{debug, info};
 
 use super::connection::Peer;
 use crate::{
-    identity::{Authenticator, AuthnError, Identity, TokenSource, certificate::Names},
+    identity::{Authenticator, AuthnError, Identity, TokenSource},
     tls::ReloadingTls,
 };
 
@@ -16,7 +16,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct TlsAuth {
     pub(super) tls: ReloadingTls,
-    authenticator: Arc<Authenticator>,
+    pub(super) authenticator: Arc<Authenticator>,
 }
 
 impl TlsAuth {
@@ -24,11 +24,6 @@ impl TlsAuth {
     #[must_use]
     pub fn new(tls: ReloadingTls, authenticator: Authenticator) -> Self {
         Self { tls, authenticator: Arc::new(authenticator) }
-    }
-
-    /// Identifies a client by the names in its certificate, if they are known.
-    pub(super) fn by_certificate(&self, names: &Names) -> Option<Identity> {
-        self.authenticator.by_certificate(names).ok()
     }
 
     /// Identifies the client that sent a request, by its certificate and headers: the body has not been read.

@@ -103,7 +103,7 @@ async fn handshake(
         };
         let stream = accepting.await?;
         let names = names(&stream).context("client certificate")?;
-        if let Some(identity) = names.as_deref().and_then(|names| auth.by_certificate(names)) {
+        if let Some(identity) = names.as_deref().and_then(|names| auth.authenticator.by_certificate(names).ok()) {
             peer.set_identity(&identity);
         }
         peer.names = names;
