@@ -32,7 +32,7 @@ use proto::{
 use runtime::{Rate, Shutdown};
 use tokio::{
     sync::mpsc,
-    time::{Instant, sleep, sleep_until, timeout, timeout_at},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
@@ -315,7 +315,6 @@ async fn drain(
     mut output: MessageSink,
 ) -> Result<(), SessionError> {
     let grace = context.config.drain_grace;
-    let deadline = Instant::now() + grace;
     // It has waited for its turn already.
     let drain = OutgoingMessage::Plain(ServerMessage::Drain(Duration::ZERO));
     let drained = async {
@@ -332,7 +331,7 @@ async fn drain(
             }
         }
     };
-    timeout_at(deadline, drained).await.map_err(|_| {
+    timeout(grace, drained).await.map_err(|_| {
         debug!("client did not end its stream in time");
         SessionError::Drained { reason, grace }
     })

@@ -13,7 +13,7 @@ use kube::{
     core::{Request, Status, request::Error as BuildError},
 };
 use thiserror::Error;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout};
 
 use super::{
     Deadlines,
@@ -174,7 +174,7 @@ async fn with_deadline<T>(
     deadline: Duration,
     response: impl Future<Output = Result<T, RequestError>>,
 ) -> Result<T, RequestError> {
-    timeout_at(Instant::now() + deadline, response).await.unwrap_or(Err(RequestError::TimedOut(deadline)))
+    timeout(deadline, response).await.unwrap_or(Err(RequestError::TimedOut(deadline)))
 }
 
 impl Watch {
