@@ -91,7 +91,7 @@ pub(crate) fn replace_pool(
 fn node(name: &str) -> NodeInfo {
     NodeInfo {
         addresses: vec![IpAddr::from([192, 0, 2, 1])],
-        pod_cidrs: cidr(IpAddr::from([203, 0, 113, 0]), 24).into_iter().collect(),
+        pod_cidrs: vec![IpNet::new_assert(IpAddr::from([203, 0, 113, 0]), 24)],
         zone: "zone-a".into(),
         eligible: true,
         ..NodeInfo::unknown(name)
@@ -99,9 +99,5 @@ fn node(name: &str) -> NodeInfo {
 }
 
 fn cluster() -> ClusterInfo {
-    ClusterInfo { service_cidrs: cidr(IpAddr::from([198, 51, 100, 0]), 24).into_iter().collect() }
-}
-
-fn cidr(address: IpAddr, length: u8) -> Option<IpNet> {
-    IpNet::new(address, length).ok()
+    ClusterInfo { service_cidrs: vec![IpNet::new_assert(IpAddr::from([198, 51, 100, 0]), 24)] }
 }
