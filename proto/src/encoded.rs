@@ -57,14 +57,8 @@ impl EncodedOperation {
 
     /// The size in bytes.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.0.len()
-    }
-
-    /// Whether there are no operations.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 }
 
@@ -99,14 +93,8 @@ impl EncodedMessage {
 
     /// The size in bytes.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.0.iter().map(Bytes::len).sum()
-    }
-
-    /// Whether there are no bytes. No valid message is empty.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// The wire form as one buffer. Copies only if there are several chunks.
@@ -129,12 +117,12 @@ impl EncodedMessage {
     /// The message as gRPC sends it, with its header. Large chunks are not copied.
     #[must_use]
     pub fn into_length_prefixed(self) -> Vec<Bytes> {
-        let len = self.len();
+        let size = self.size();
         let small: usize = self.0.iter().map(Bytes::len).filter(|len| *len <= COPY_LIMIT_BYTES).sum();
         let mut buffer = BytesMut::with_capacity(GRPC_HEADER_BYTES + small);
         buffer.put_u8(0);
         // A message is at most `MAX_MESSAGE_BYTES` long, which fits.
-        buffer.put_u32(len as u32);
+        buffer.put_u32(size as u32);
         let mut frame = Vec::with_capacity(1);
         for chunk in self.0 {
             if chunk.len() <= COPY_LIMIT_BYTES {
@@ -181,7 +169,7 @@ mod tests {
             let message = message(sizes);
             let sent = message.clone().into_length_prefixed().concat();
             assert_eq!(sent[0], 0, "not compressed");
-            assert_eq!(sent[1..GRPC_HEADER_BYTES], (message.len() as u32).to_be_bytes());
+            assert_eq!(sent[1..GRPC_HEADER_BYTES], (message.size() as u32).to_be_bytes());
             assert_eq!(sent[GRPC_HEADER_BYTES..], message.to_bytes());
         }
     }

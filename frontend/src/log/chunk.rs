@@ -202,7 +202,7 @@ mod tests {
             Operation::PutCluster(ClusterInfo { service_cidrs: cidrs }),
             Operation::ResetBucket(127),
         ] {
-            assert!(EncodedOperation::new(&operation).len() <= size_bound(&operation), "{operation:?}");
+            assert!(EncodedOperation::new(&operation).size() <= size_bound(&operation), "{operation:?}");
         }
     }
 

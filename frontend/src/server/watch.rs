@@ -75,7 +75,7 @@ impl Body for WatchBody {
             }
             let Some(message) = ready!(self.outgoing.poll_recv(context)) else { break };
             let message = message.encode(&self.context.metrics.chunks);
-            self.context.metrics.sent(message.len());
+            self.context.metrics.sent(message.size());
             self.chunks = message.into_length_prefixed().into_iter();
         }
         // The session, which held the sender, has ended.

@@ -255,7 +255,7 @@ proptest! {
         let chunks = std::iter::once(EncodedOperation::all(joined)).chain(single.iter().map(EncodedOperation::new));
         let message = EncodedMessage::batch(&header, chunks);
         let event = ServerMessage::Batch(batch);
-        prop_assert_eq!(message.len(), EncodedMessage::new(&event).len());
+        prop_assert_eq!(message.size(), EncodedMessage::new(&event).size());
         prop_assert_eq!(ServerMessage::try_from(message.decode().unwrap()), Ok(event));
     }
 

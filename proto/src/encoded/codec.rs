@@ -69,7 +69,7 @@ impl Encoder for ServerCodec {
     type Error = Status;
 
     fn encode(&mut self, message: EncodedMessage, buf: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        buf.reserve(message.len());
+        buf.reserve(message.size());
         for chunk in message.0 {
             buf.put(chunk);
         }

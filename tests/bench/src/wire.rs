@@ -123,7 +123,7 @@ impl Client {
             let event = self.event().await?;
             // A bookmark is not part of the change.
             if !matches!(event, ServerMessage::Bookmark(..)) {
-                bytes += EncodedMessage::new(&event).len();
+                bytes += EncodedMessage::new(&event).size();
             }
             if matches!(event, ServerMessage::Batch(batch) if batch.commit) {
                 return Ok(bytes);
@@ -136,7 +136,7 @@ impl Client {
         let mut bytes = 0;
         loop {
             let event = self.event().await?;
-            bytes += EncodedMessage::new(&event).len();
+            bytes += EncodedMessage::new(&event).size();
             if matches!(event, ServerMessage::Bookmark(..)) {
                 return Ok(bytes);
             }

@@ -175,7 +175,7 @@ impl Client {
         let outgoing = timeout(Duration::from_secs(3600), self.from_session.recv()).await;
         let outgoing = outgoing.expect("no message received").expect("the stream ended");
         let encoded = outgoing.encode(&crate::log::EncodingCounters::default());
-        self.largest = self.largest.max(encoded.len());
+        self.largest = self.largest.max(encoded.size());
         let decoded = ServerMessage::try_from(encoded.decode().unwrap()).unwrap();
         let message = outgoing.into_message();
         assert_eq!(decoded, message, "encoded message differs from its value");

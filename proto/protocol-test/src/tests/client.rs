@@ -179,7 +179,7 @@ impl Client {
         let message = if skips { without_unknown(message) } else { message };
         let message = ServerMessage::try_from(message).ok()?;
         let is_strict = self.fault == Fault::RejectsUnknownFields;
-        (!is_strict || EncodedMessage::new(&message).len() == wire.len()).then_some(message)
+        (!is_strict || EncodedMessage::new(&message).size() == wire.size()).then_some(message)
     }
 
     fn handle(&mut self, message: ServerMessage, sender: &ClientSender) -> Option<()> {

@@ -328,7 +328,7 @@ fn service_of_any_size_fits_into_a_message() {
     port.load_balancer_ips = service.load_balancer_ips;
     port.source_ranges = service.source_ranges;
     let operation = proto::encoded::EncodedOperation::new(&proto::model::Operation::PutServicePort(port));
-    assert!(operation.len() < proto::MAX_MESSAGE_BYTES / 2, "{}", operation.len());
+    assert!(operation.size() < proto::MAX_MESSAGE_BYTES / 2, "{}", operation.size());
 }
 
 #[test]
