@@ -23,7 +23,7 @@ pub mod state;
 pub mod v1 {
     include!("v1/messages.rs");
 
-    /// A generated server that sends [`crate::encoded::EncodedMessage`]s, for the protocol test and for tests of clients.
+    /// A generated server that sends [`crate::encoded::EncodedMessage`]s, for the protocol test and tests of clients.
     pub mod server {
         include!("v1/server.rs");
         pub use fairlead_server::{Fairlead, FairleadServer};

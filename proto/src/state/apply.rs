@@ -48,11 +48,10 @@ impl NodeState {
         // Buckets are reset together: each reset inspects all service ports.
         let mut resets = [false; BUCKETS];
         for operation in operations {
-            if let Operation::ResetBucket(number) = operation {
-                match resets.get_mut(usize::from(number)) {
-                    Some(reset) => *reset = true,
-                    None => rejected.push(RejectedOperation::UnknownBucket(number)),
-                }
+            if let Operation::ResetBucket(number) = operation
+                && let Some(reset) = resets.get_mut(usize::from(number))
+            {
+                *reset = true;
                 continue;
             }
             self.reset(mem::replace(&mut resets, [false; BUCKETS]));
