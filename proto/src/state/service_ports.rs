@@ -6,7 +6,7 @@
 //!   clone 2 ──▶ [ chunk, chunk, chunk' ]        A difference skips what both have by pointer.
 //! ```
 
-use std::{cmp::Ordering, fmt, iter, mem, ops, ptr, sync::Arc};
+use std::{cmp::Ordering, fmt, iter, mem, ptr, sync::Arc};
 
 use super::ServicePortState;
 use crate::{
@@ -234,16 +234,6 @@ impl PartialEq for ServicePorts {
 }
 
 impl Eq for ServicePorts {}
-
-impl ops::Index<&ServicePortKey> for ServicePorts {
-    type Output = ServicePortState;
-
-    /// # Panics
-    /// If there is no such service port.
-    fn index(&self, key: &ServicePortKey) -> &ServicePortState {
-        self.get(key).unwrap_or_else(|| panic!("no service port {key}"))
-    }
-}
 
 impl fmt::Debug for ServicePorts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -38,7 +38,7 @@ async fn restart(state: &NodeState, boot: Option<&str>) -> (tempfile::TempDir, F
 /// The programmed endpoints of a Service.
 fn endpoints(fixture: &Fixture, service: &str, class: PoolClass) -> Vec<String> {
     let programmed = fixture.kernel.service_ports();
-    programmed[&mk_key(service)].pool(class, IpFamily::V4).iter().map(ToString::to_string).collect()
+    programmed.get(&mk_key(service)).unwrap().pool(class, IpFamily::V4).iter().map(ToString::to_string).collect()
 }
 
 fn assert_former_endpoints_are_left_out(fixture: &Fixture) {
@@ -47,7 +47,8 @@ fn assert_former_endpoints_are_left_out(fixture: &Fixture) {
     assert_eq!(of("default/both", PoolClass::Local), ["192.168.1.1:80"], "the host network keeps its address");
     assert_eq!(of("default/here", PoolClass::Cluster), [""; 0]);
     assert_eq!(of("default/here", PoolClass::Local), [""; 0]);
-    let any_endpoints = |service| fixture.kernel.service_ports()[&mk_key(service)].port.any_endpoints[IpFamily::V4];
+    let programmed = fixture.kernel.service_ports();
+    let any_endpoints = |service| programmed.get(&mk_key(service)).unwrap().port.any_endpoints[IpFamily::V4];
     assert!(!any_endpoints("default/here"), "rejected, not dropped");
     assert!(any_endpoints("default/both"));
     assert_eq!(of("default/there", PoolClass::Cluster), ["10.244.2.2:80"]);

@@ -158,9 +158,10 @@ async fn new_service_gets_the_vip_and_node_port_of_a_withheld_one_at_once() {
     assert_eq!((ack.digest, ack.programmed), (Some(total(&after)), Revision(1)));
     let (new, s7, s9) = (mk_key("default/web"), mk_key("default/s7"), mk_key("default/s9"));
     let programmed = fixture.kernel.service_ports();
-    assert_eq!(programmed[&new], after.service_ports()[&new]);
-    assert!(programmed[&s7].port.external_ips.is_empty() && programmed[&s7].port.node_port.is_some());
-    assert!(programmed[&s9].port.node_port.is_none() && !programmed[&s9].port.external_ips.is_empty());
+    let of = |key: &ServicePortKey| programmed.get(key).unwrap();
+    assert_eq!(of(&new), after.service_port(&new).unwrap());
+    assert!(of(&s7).port.external_ips.is_empty() && of(&s7).port.node_port.is_some());
+    assert!(of(&s9).port.node_port.is_none() && !of(&s9).port.external_ips.is_empty());
     let untouched = programmed.iter().filter(|(key, service)| before.service_ports().get(key) == Some(*service));
     assert_eq!(untouched.count(), ALL - 2);
     // The others are still withheld, and further commits write only what they change.
