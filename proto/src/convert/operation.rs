@@ -64,8 +64,8 @@ impl TryFrom<v1::Operation> for Operation {
         Ok(match operation {
             Wire::PutServicePort(port) => Self::PutServicePort(port.try_into().within("put_service_port")?),
             Wire::RemoveServicePort(key) => Self::RemoveServicePort(key.try_into().within("remove_service_port")?),
-            Wire::ChangePool(change) => Self::try_from(change).within("change_pool")?,
-            Wire::ReplacePool(replacement) => Self::try_from(replacement).within("replace_pool")?,
+            Wire::ChangePool(wire) => change_pool(wire).within("change_pool")?,
+            Wire::ReplacePool(wire) => replace_pool(wire).within("replace_pool")?,
             Wire::PutNode(node) => Self::PutNode(node.try_into().within("put_node")?),
             Wire::PutCluster(cluster) => Self::PutCluster(cluster.try_into().within("put_cluster")?),
             Wire::ResetBucket(value) => Self::ResetBucket(bucket(value)?),
@@ -73,25 +73,17 @@ impl TryFrom<v1::Operation> for Operation {
     }
 }
 
-impl TryFrom<v1::PoolChange> for Operation {
-    type Error = InvalidMessage;
-
-    fn try_from(wire: v1::PoolChange) -> Result<Self, InvalidMessage> {
-        let pool = pool_id(wire.key, wire.class, wire.family)?;
-        let add = unpack_endpoints(pool.class, pool.family, &wire.add, "add")?;
-        let remove = unpack_endpoints(pool.class, pool.family, &wire.remove, "remove")?;
-        Ok(Self::ChangePool { pool, add, remove })
-    }
+fn change_pool(wire: v1::PoolChange) -> Result<Operation, InvalidMessage> {
+    let pool = pool_id(wire.key, wire.class, wire.family)?;
+    let add = unpack_endpoints(pool.class, pool.family, &wire.add, "add")?;
+    let remove = unpack_endpoints(pool.class, pool.family, &wire.remove, "remove")?;
+    Ok(Operation::ChangePool { pool, add, remove })
 }
 
-impl TryFrom<v1::PoolReplacement> for Operation {
-    type Error = InvalidMessage;
-
-    fn try_from(wire: v1::PoolReplacement) -> Result<Self, InvalidMessage> {
-        let pool = pool_id(wire.key, wire.class, wire.family)?;
-        let endpoints = unpack_endpoints(pool.class, pool.family, &wire.endpoints, "endpoints")?;
-        Ok(Self::ReplacePool { pool, endpoints: endpoints.into_iter().collect() })
-    }
+fn replace_pool(wire: v1::PoolReplacement) -> Result<Operation, InvalidMessage> {
+    let pool = pool_id(wire.key, wire.class, wire.family)?;
+    let endpoints = unpack_endpoints(pool.class, pool.family, &wire.endpoints, "endpoints")?;
+    Ok(Operation::ReplacePool { pool, endpoints: endpoints.into_iter().collect() })
 }
 
 impl From<&NodeInfo> for v1::NodeInfo {
