@@ -80,11 +80,6 @@ impl WaitingDrains {
         lock(&self.drains).len()
     }
 
-    #[cfg(test)]
-    pub(crate) fn decisions(&self) -> usize {
-        self.uses.decisions()
-    }
-
     /// The `limit` pods that have waited longest.
     pub(crate) fn longest(&self, limit: usize) -> Vec<WaitingDrain> {
         lock(&self.drains).values().take(limit).cloned().collect()

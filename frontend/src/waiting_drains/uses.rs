@@ -48,7 +48,7 @@ impl AddressUses {
     }
 
     #[cfg(test)]
-    pub(super) fn decisions(&self) -> usize {
+    pub(crate) fn decisions(&self) -> usize {
         lock(&self.0).decisions
     }
 }
