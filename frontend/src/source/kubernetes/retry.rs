@@ -4,14 +4,14 @@ use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
 use runtime::{
     Backoff,
-    failure::{Occurrence, Repeated},
+    failure::{Occurrence, Repeated, chain},
     lock,
 };
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
 use super::request::RequestError;
-use crate::object::ObjectKind;
+use crate::{object::ObjectKind, source::Freshness};
 
 /// The longest delay before a request that costs the API server little: a watch that is resumed, or any request that it
 /// has not received. Changes arrive so soon after an outage, plus the time of a list.
@@ -117,20 +117,22 @@ impl<'a> Retry<'a> {
         }
     }
 
-    /// Logs a failure and waits, longer after each one, and at least as long as the server asks for.
+    /// Records and logs a failure and waits, longer after each one, and at least as long as the server asks for.
     pub(super) async fn wait(
         &mut self,
         operation: Operation,
         error: &RequestError,
-        cause: &str,
+        freshness: &Freshness,
         advice: Option<String>,
     ) {
+        let cause = chain(error);
+        freshness.failed(self.kind, &cause);
         self.operation = operation;
         let is_cheap = operation == Operation::Watch || matches!(error, RequestError::NoResponse(_));
         let delays = if is_cheap { &mut self.short } else { &mut self.long };
         // All watches expire when an API server restarts, and each was delayed until it had.
         let delay = delays.next(operation == Operation::ExpiredWatch).max(error.retry_after());
-        self.log(cause, advice, delay);
+        self.log(&cause, advice, delay);
         sleep(delay).await;
     }
 
@@ -180,7 +182,7 @@ mod tests {
     /// The delay after a failure.
     async fn delay(retry: &mut Retry<'_>, operation: Operation) -> Duration {
         let start = Instant::now();
-        retry.wait(operation, &RequestError::Cut, "cut", None).await;
+        retry.wait(operation, &RequestError::Cut, &Freshness::default(), None).await;
         start.elapsed()
     }
 

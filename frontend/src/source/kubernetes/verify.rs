@@ -11,7 +11,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use runtime::{failure::chain, lock};
+use runtime::lock;
 use tokio::{
     select,
     sync::Notify,
@@ -104,9 +104,7 @@ impl<K: Watchable> Verifier<'_, K> {
                 // The next list decides whether to continue without this kind.
                 Err(error) if K::OPTIONAL && error.is_not_offered() => return error,
                 Err(error) => {
-                    let cause = chain(&error);
-                    self.freshness.failed(K::KIND, &cause);
-                    self.retry.wait(Operation::Verify, &error, &cause, self.requests.advice(&error)).await;
+                    self.retry.wait(Operation::Verify, &error, self.freshness, self.requests.advice(&error)).await;
                 }
             }
         }

@@ -138,9 +138,7 @@ impl<'a, K: Watchable> KindWatcher<'a, K> {
     }
 
     async fn wait(&mut self, operation: Operation, error: &RequestError) {
-        let cause = chain(error);
-        self.freshness.failed(K::KIND, &cause);
-        self.retry.wait(operation, error, &cause, self.requests.advice(error)).await;
+        self.retry.wait(operation, error, self.freshness, self.requests.advice(error)).await;
     }
 }
 
