@@ -46,10 +46,10 @@ fn required<T>(value: Option<T>, field: &str) -> Result<T, InvalidMessage> {
 }
 
 /// Converts the entries of a repeated field; an error names the index.
-fn each<T, U: TryFrom<T, Error = InvalidMessage>, C: FromIterator<U>>(
+fn each<T, U: TryFrom<T, Error = InvalidMessage>>(
     entries: impl IntoIterator<Item = T>,
     field: &str,
-) -> Result<C, InvalidMessage> {
+) -> Result<Vec<U>, InvalidMessage> {
     let entries = entries.into_iter().enumerate();
     entries.map(|(at, entry)| U::try_from(entry).within(format_args!("{field}[{at}]"))).collect()
 }
