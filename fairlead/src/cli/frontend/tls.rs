@@ -104,7 +104,6 @@ impl TlsArgs {
             source: rate(limits.source, self.max_token_reviews_per_source),
             unknown: rate(limits.unknown, self.max_token_reviews_unknown),
             opaque: rate(limits.opaque, self.max_token_reviews_opaque),
-            ..limits
         }
     }
 

@@ -19,6 +19,13 @@ use tokio::{
 
 use crate::per_client::PerClient;
 
+/// Concurrent reviews of tokens from sources of nodes.
+pub(super) const NODE_REVIEWS: usize = 20;
+/// Concurrent reviews of tokens with acceptable claims from other sources.
+pub(super) const UNKNOWN_REVIEWS: usize = 8;
+/// Concurrent reviews of tokens that are no JSON Web Tokens.
+pub(super) const OPAQUE_REVIEWS: usize = 4;
+
 /// How many tokens the API server is asked to review.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenLimits {
@@ -28,12 +35,6 @@ pub struct TokenLimits {
     pub unknown: Rate,
     /// Reviews of tokens that are no JSON Web Tokens, from all sources.
     pub opaque: Rate,
-    /// Concurrent reviews of tokens from sources of nodes.
-    pub node_reviews: usize,
-    /// Concurrent reviews of tokens with acceptable claims from other sources.
-    pub unknown_reviews: usize,
-    /// Concurrent reviews of tokens that are no JSON Web Tokens.
-    pub opaque_reviews: usize,
 }
 
 /// The source of a request with a token.
@@ -76,9 +77,6 @@ impl Default for TokenLimits {
             source: Rate { burst: 32, every: Duration::from_millis(200) },
             unknown: Rate { burst: 32, every: Duration::from_millis(100) },
             opaque: Rate { burst: 8, every: Duration::from_millis(500) },
-            node_reviews: 20,
-            unknown_reviews: 8,
-            opaque_reviews: 4,
         }
     }
 }
@@ -87,7 +85,7 @@ impl ReviewLimiter {
     pub(super) fn new(limits: TokenLimits) -> Self {
         let full = TokenBucket::full(Instant::now());
         let buckets = Buckets { unknown: full, opaque: full, sources: PerClient::default() };
-        let permits = [limits.node_reviews, limits.unknown_reviews, limits.opaque_reviews].map(Semaphore::new);
+        let permits = [NODE_REVIEWS, UNKNOWN_REVIEWS, OPAQUE_REVIEWS].map(Semaphore::new);
         Self { limits, buckets: Mutex::new(buckets), permits }
     }
 

@@ -10,7 +10,11 @@ use kube::Client;
 use serde_json::json;
 use tokio::time::{advance, sleep};
 
-use super::{cache::MAX_ENTRIES, *};
+use super::{
+    cache::MAX_ENTRIES,
+    limits::{NODE_REVIEWS, OPAQUE_REVIEWS, UNKNOWN_REVIEWS},
+    *,
+};
 
 const BACKEND: &str = "system:serviceaccount:kube-system:backend";
 
@@ -143,8 +147,7 @@ async fn concurrent_reviews_are_limited() {
     let answers = join_all(identified).await;
     let answered = answers.iter().filter(|answer| answer.is_ok()).count();
     // Each takes a second, and requests time out after five.
-    let limit = TokenLimits::default().node_reviews;
-    assert!((limit * 4..=limit * 5).contains(&answered), "{answered}");
+    assert!((NODE_REVIEWS * 4..=NODE_REVIEWS * 5).contains(&answered), "{answered}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -215,14 +218,14 @@ async fn random_tokens_do_not_delay_those_of_nodes() {
     let limits = TokenLimits::default();
     // In 25 s.
     let most = u64::from(limits.opaque.burst) + 25 * 2;
-    random_tokens(|number| format!("bad{number}"), most, limits.opaque_reviews).await;
+    random_tokens(|number| format!("bad{number}"), most, OPAQUE_REVIEWS).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn forged_tokens_do_not_delay_those_of_nodes() {
     let limits = TokenLimits::default();
     let most = u64::from(limits.source.burst) + 25 * 5;
-    random_tokens(forged_token, most, limits.unknown_reviews).await;
+    random_tokens(forged_token, most, UNKNOWN_REVIEWS).await;
 }
 
 #[tokio::test(start_paused = true)]
