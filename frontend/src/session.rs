@@ -180,7 +180,7 @@ pub(crate) async fn run(
                 }
                 context.metrics.rejected(Rejection::Protocol);
                 if role == Role::Backend {
-                    context.streams.set_error(&node, &excerpt(&error));
+                    context.streams.set_error(&node, excerpt(&error));
                 }
                 Err(error)
             }

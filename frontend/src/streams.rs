@@ -234,19 +234,19 @@ impl Streams {
     }
 
     /// Records why the frontend ended the stream of a node's backend.
-    pub(crate) fn set_error(&self, node: &str, error: &impl ToString) {
+    pub(crate) fn set_error(&self, node: &Arc<str>, error: String) {
         self.with(|fleet| {
-            if let Some((name, _)) = fleet.nodes.get_key_value(node) {
-                fleet.errors.insert(name.clone(), error.to_string());
+            if fleet.nodes.contains_key(node) {
+                fleet.errors.insert(node.clone(), error);
             }
         });
     }
 
     /// Records that the backend of a node was rolled back.
-    pub(crate) fn rolled_back(&self, node: &str) {
+    pub(crate) fn rolled_back(&self, node: &Arc<str>) {
         self.with(|fleet| {
-            if let Some((name, _)) = fleet.nodes.get_key_value(node) {
-                fleet.rolled_back.insert(name.clone(), Instant::now());
+            if fleet.nodes.contains_key(node) {
+                fleet.rolled_back.insert(node.clone(), Instant::now());
             }
         });
     }
