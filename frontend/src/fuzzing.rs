@@ -6,7 +6,7 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, Ipv4Addr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::UNIX_EPOCH,
 };
 
@@ -16,7 +16,7 @@ use proto::{
     digest::Digest,
     model::{Ack, ClientMessage, ClusterInfo, Epoch, Operation, Revision, ServerMessage},
 };
-use runtime::Shutdown;
+use runtime::{Shutdown, lock};
 use rustls::pki_types::CertificateDer;
 use tokio::{sync::mpsc, task::yield_now};
 use tokio_stream::wrappers::ReceiverStream;
@@ -51,7 +51,7 @@ impl Credentials {
         let answer = Arc::<Mutex<Vec<u8>>>::default();
         let answered = answer.clone();
         let api = KubernetesApi::in_process(move |_| {
-            let body = answered.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let body = lock(&answered).clone();
             async move { Response::new(http_body_util::Full::new(bytes::Bytes::from(body))) }
         });
         let tokens = TokenOptions {
@@ -86,7 +86,7 @@ impl Credentials {
 
     /// A token, and what the API server answers when it is asked to review it.
     pub async fn token(&self, token: &str, answer: &[u8]) {
-        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = answer.to_vec();
+        *lock(&self.answer) = answer.to_vec();
         let source = TokenSource { address: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)), is_node: true };
         if let Err(error) = self.authenticator.identify(None, Some(token), source).await {
             let _ = error.to_string();
