@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeSet, HashSet},
     net::IpAddr,
-    sync::{Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard},
     time::SystemTime,
 };
 
@@ -122,7 +122,7 @@ impl ClusterState {
             let keys: Vec<_> = services.iter().flat_map(|service| index.keys_of(service)).collect();
             (AddressUse { services, is_used, revision: None }, of_pod, keys)
         };
-        let may_use = |view: &ServicePortView| of_pod.iter().any(|address| view.may_use(*address));
+        let may_use = |view: &Arc<ServicePortView>| of_pod.iter().any(|address| view.may_use(*address));
         // Sessions need the log for each commit: it is not locked for all service ports together.
         used.is_used = used.is_used || keys.iter().any(|key| self.log().view(key).is_some_and(may_use));
         used.revision = Some(self.log().revision());

@@ -74,17 +74,13 @@ impl BucketChunks {
 }
 
 impl ChangeLog {
-    pub(crate) fn view(&self, key: &ServicePortKey) -> Option<&ServicePortView> {
-        self.shared_view(key).map(Arc::as_ref)
-    }
-
-    fn shared_view(&self, key: &ServicePortKey) -> Option<&Arc<ServicePortView>> {
+    pub(crate) fn view(&self, key: &ServicePortKey) -> Option<&Arc<ServicePortView>> {
         self.buckets[usize::from(KeyHash::of(key).bucket())].get(key)
     }
 
     /// The current views of the service ports that may change, in their order.
     pub(crate) fn views_of(&self, changes: &IndexChanges) -> Vec<Option<Arc<ServicePortView>>> {
-        changes.ports.iter().map(|(key, _)| self.shared_view(key).cloned()).collect()
+        changes.ports.iter().map(|(key, _)| self.view(key).cloned()).collect()
     }
 
     /// The service ports of one digest bucket, so that the log does not have to be locked for all of them at once.
