@@ -159,7 +159,7 @@ fn a_family_that_cannot_be_programmed_is_not_drift() {
     for (table, tool_name) in [("ip", "ip6tables-nft-save"), ("ip6", "iptables-nft-save")] {
         run(move || async move {
             let other = "{ type filter hook prerouting priority 0; }";
-            tool("nft -f -", &format!("add table {table} nat\nadd chain {table} nat PREROUTING {other}\n"));
+            tool("nft -f -", format!("add table {table} nat\nadd chain {table} nat PREROUTING {other}\n"));
             let mut backend = backend(Variant::Nft);
             backend.reconcile_all(&state()).await.unwrap_err();
             backend.reconcile_all(&state()).await.unwrap();

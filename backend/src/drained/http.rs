@@ -156,7 +156,7 @@ impl Drains {
         if let Some(answer) = answer.downgrade() {
             questions.insert(question, SharedQuestion { since: begun, answer });
         }
-        Ok(Box::pin(async move { described(&answer.await) }))
+        Ok(Box::pin(async move { described(answer.await.as_ref()) }))
     }
 }
 

@@ -88,7 +88,7 @@ mod tests {
         let bookmark = EncodedMessage::new(&ServerMessage::Bookmark(Revision(300), Digest(u64::MAX)));
         for message_path in [path::MESSAGE, path::BOOKMARK] {
             let longer = append(&bookmark.to_bytes(), message_path, &unknown_field(200)).unwrap();
-            assert!(longer.len() > bookmark.len() + 200);
+            assert!(longer.len() > bookmark.size() + 200);
             let decoded = EncodedMessage::from_bytes(longer.into()).decode().unwrap();
             assert_eq!(decoded, bookmark.decode().unwrap());
         }
@@ -96,7 +96,7 @@ mod tests {
         let batch = EncodedMessage::new(&ServerMessage::Batch(batch));
         for message_path in [path::BATCH, path::OPERATION, path::SERVICE_PORT, path::POOL] {
             let longer = append(&batch.to_bytes(), message_path, &unknown_field(3)).unwrap();
-            assert!(longer.len() > batch.len());
+            assert!(longer.len() > batch.size());
             let decoded = EncodedMessage::from_bytes(longer.into()).decode().unwrap();
             assert_eq!(decoded, batch.decode().unwrap());
         }

@@ -23,7 +23,7 @@ fn chains_of_iptables_are_followed_in_both_families_and_variants() {
     for variant in ["nft", "legacy"] {
         in_netns(move || {
             for (family, tool) in IpFamily::ALL.into_iter().zip(["iptables", "ip6tables"]) {
-                run(&format!("{tool}-{variant}-restore"), &[], &all(family));
+                run(&format!("{tool}-{variant}-restore"), &[], all(family));
             }
             let expected = [
                 "iptables default/web:http 10.96.0.10:80/tcp: 10.244.1.5:8080 10.244.2.6:8080 | 10.244.1.5:8080 10.244.2.6:8080",
@@ -63,7 +63,7 @@ fn maps_and_chains_of_nftables_are_followed() {
 fn chains_adopted_by_fairlead_are_not_read() {
     in_netns(|| {
         assert_eq!(read_all(), [""; 0]);
-        run("iptables-nft-restore", &[], &all(IpFamily::V4));
+        run("iptables-nft-restore", &[], all(IpFamily::V4));
         run("iptables-nft", &["-N", "FAIRLEAD-REJECT"], "");
         assert_eq!(read_all(), [""; 0]);
     });
