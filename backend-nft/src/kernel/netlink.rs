@@ -194,9 +194,7 @@ impl Worker {
         let Err(error) = result else { return Ok(Ok(took)) };
         match &error {
             // Missing permissions or memory, or a concurrent change, do not depend on what is in the transaction.
-            Error::Rejected { operations, .. }
-                if !error.is_not_permitted() && !error.is_interrupted() && !error.is_out_of_memory() =>
-            {
+            Error::Rejected { operations, .. } if !error.is_not_permitted() && !error.is_interrupted() => {
                 Ok(Err(encoded.rejection(operations)))
             }
             _ => Err(anyhow::Error::new(error).context("commit a transaction")),

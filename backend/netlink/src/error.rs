@@ -101,14 +101,6 @@ impl Error {
         self.is(libc::EOPNOTSUPP)
     }
 
-    /// The kernel lacked memory (`ENOMEM`): of a rejected transaction, for any of its operations.
-    pub fn is_out_of_memory(&self) -> bool {
-        match self {
-            Error::Rejected { operations, .. } => operations.iter().any(|one| one.errno == Errno(libc::ENOMEM)),
-            _ => self.is(libc::ENOMEM),
-        }
-    }
-
     fn is(&self, errno: i32) -> bool {
         self.errno() == Some(Errno(errno))
     }
@@ -210,14 +202,6 @@ mod tests {
         let error = Error::Rejected { operations, is_complete: true };
         assert!(error.is_not_found());
         assert_eq!(error.to_string(), "delete chain ip t a: No such file or directory (ENOENT) (and 1 more)");
-    }
-
-    #[test]
-    fn any_operation_of_a_rejected_transaction_may_lack_memory() {
-        for (errno, expected) in [(libc::EBUSY, false), (libc::ENOMEM, true)] {
-            let operations = vec![rejected(libc::ENOENT, "a"), rejected(errno, "b")];
-            assert_eq!(Error::Rejected { operations, is_complete: true }.is_out_of_memory(), expected);
-        }
     }
 
     #[test]
