@@ -92,6 +92,8 @@ pub struct Driver<P: DataPlane> {
     quarantine: Quarantine,
     held: HeldVips,
     evicted: BTreeSet<ServicePortKey>,
+    /// Service ports that were to be removed when the kernel was read: what it has of them is removed last.
+    removed: BTreeSet<ServicePortKey>,
     /// Whether service ports are queued since a reconcile.
     is_reconciling: bool,
     read_at: Instant,
@@ -118,6 +120,7 @@ impl<P: DataPlane> Driver<P> {
             quarantine: Quarantine::default(),
             held: HeldVips::new(),
             evicted: BTreeSet::new(),
+            removed: BTreeSet::new(),
             is_reconciling: false,
             read_at: Instant::now(),
             next_read: Instant::now(),
@@ -140,7 +143,7 @@ impl<P: DataPlane> Driver<P> {
         self.applied = None;
         self.is_fresh = true;
         self.is_reconciling = true;
-        self.queue = Queue::default();
+        self.removed.extend(mem::take(&mut self.queue).service_ports());
         self.held = HeldVips::new();
         self.evicted = BTreeSet::new();
         self.ownership = VipOwnership::of(state);
@@ -177,7 +180,9 @@ impl<P: DataPlane> Driver<P> {
 
     fn retry_rejected(&mut self, state: &NodeState) {
         self.retried_at = Instant::now();
-        let suspects = self.quarantine.retry(state);
+        let queued: BTreeSet<_> = self.queue.suspects.iter().flatten().collect();
+        let suspects = self.quarantine.retry(state).into_iter().filter(|key| !queued.contains(key));
+        let suspects: Vec<_> = suspects.collect();
         if suspects.is_empty() {
             return;
         }
@@ -402,7 +407,15 @@ impl<P: DataPlane> Driver<P> {
     fn report(&mut self, writes: usize) -> SyncReport {
         let of_applied = self.applied.iter().flat_map(Applied::failures);
         let failures = self.ownership.failures().chain(of_applied).chain(self.quarantine.failures()).collect();
-        let unfinished = self.is_unfinished().then(|| self.queue.service_ports());
+        let unfinished = self.is_unfinished().then(|| {
+            let is_in_state =
+                |key: &ServicePortKey| self.state.as_ref().is_some_and(|state| state.service_port(key).is_some());
+            self.removed.retain(|key| !is_in_state(key));
+            &self.queue.service_ports() | &self.removed
+        });
+        if unfinished.is_none() {
+            self.removed.clear();
+        }
         let unusable_families = self.plane.families().unusable();
         SyncReport { writes, failures, unfinished, unusable_families, lock_wait: self.plane.lock_wait() }
     }

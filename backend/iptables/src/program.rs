@@ -19,7 +19,7 @@ const LOCK_TIMEOUT_S: &str = "5";
 /// How often a restore is attempted while another process changes rules at the same time.
 const ATTEMPTS: u32 = 3;
 /// How long a program may run. The slowest cold load takes 100 s.
-const DEADLINE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_secs(600);
 /// The random delay before the next attempt, in milliseconds.
 const RETRY_DELAY_MS: std::ops::Range<u64> = 50..250;
 /// `RESOURCE_PROBLEM` of `iptables/include/xtables.h`: the lock is taken, or another process committed first.

@@ -138,7 +138,8 @@ impl Queue {
     }
 
     fn batch(&self, service_ports: Vec<ServicePortKey>) -> QueueBatch {
-        let is_last = service_ports.len() == self.entries.len() && self.suspects.is_empty();
+        let is_all = service_ports.len() == self.entries.len() && service_ports.iter().all(|key| self.contains(key));
+        let is_last = is_all && self.suspects.is_empty();
         QueueBatch { service_ports, is_last }
     }
 }

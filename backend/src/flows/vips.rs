@@ -64,8 +64,11 @@ impl<T: Clone> FlowVips<T> {
     }
 
     /// Lets VIPs of all service ports of a state take precedence over the node ports: a program may give the node any
-    /// load-balancer IP. At a cost proportional to the service ports.
+    /// load-balancer IP. At a cost proportional to the service ports, if there is any node port.
     pub(super) fn prefer_vips(&mut self, state: &NodeState) {
+        if !self.vips.keys().any(|vip| matches!(vip, Vip::NodePort { .. })) {
+            return;
+        }
         for (key, service) in state.service_ports().iter() {
             let node_port = Vip::NodePort { port: service.port.port.get(), protocol: key.protocol };
             if self.vips.contains_key(&node_port) {

@@ -45,7 +45,7 @@ pub(super) const FIRST_ANSWER: Duration = Duration::from_secs(1);
 /// may be older.
 pub(super) const ADOPTION: Duration = Duration::from_secs(10);
 
-/// While the backend has work without a pause, it waits for drift this often, and so long each time.
+/// While the backend has work without a pause, it waits for drift this often, and at least so long each time.
 const WATCH_INTERVAL: Duration = Duration::from_secs(30);
 const WATCH_TIME: Duration = Duration::from_secs(1);
 
@@ -140,11 +140,11 @@ impl SyncState {
         let unfinished = report.unfinished.as_ref().unwrap_or(&none);
         let Self { content, ref current, .. } = *self;
         let is_removed = |key: &ServicePortKey| current.state.service_port(key).is_none();
-        let is_older = |had: &Target| matches!(content, Content::Reconciling(number) if had.number < number);
+        let is_older = |had: &Target| matches!(content, Content::Reconciling(number) if had.number < number.max(1));
         let lacks = |key: &ServicePortKey, had: &Target| unfinished.contains(key) || is_removed(key) && is_older(had);
         let completed = self.unfinished.extract_if(.., |key, had| !lacks(key, had)).collect();
         // After a reconcile. What the kernel has of them is unknown.
-        let unknown = Arc::new(Target { complete: Position::default(), ..(*self.current).clone() });
+        let unknown = Arc::new(Target { number: 0, complete: Position::default(), ..(*self.current).clone() });
         for key in unfinished {
             self.unfinished.entry(key.clone()).or_insert_with(|| unknown.clone());
         }
@@ -181,6 +181,7 @@ impl<B: Backend> Programmer<B> {
             self.drifts.end_incident();
             let target = self.targets.borrow_and_update().clone();
             let changes = Changes::between(&self.sync.current.state, &target.state);
+            let begun = Instant::now();
             let work = self.sync.work(&changes);
             if let Some(work) = work {
                 self.take(target, &changes);
@@ -194,6 +195,8 @@ impl<B: Backend> Programmer<B> {
             if work.is_some() && watched_at.elapsed() < WATCH_INTERVAL {
                 continue;
             }
+            // A comparison may take as long as a call.
+            let watch_time = begun.elapsed().clamp(WATCH_TIME, MAX_IDLE);
             watched_at = Instant::now();
             let is_idle = work.is_none();
             tokio::select! {
@@ -203,7 +206,7 @@ impl<B: Backend> Programmer<B> {
                 () = runtime::sleep_until(self.sync.reconcile_at), if is_idle => {}
                 () = self.health.changed() => self.publish(None),
                 drift = self.backend.drifted(), if self.sync.is_known() => self.drifted(&drift),
-                () = sleep(if is_idle { MAX_IDLE } else { WATCH_TIME }) => {}
+                () = sleep(if is_idle { MAX_IDLE } else { watch_time }) => {}
             }
         }
     }
@@ -403,5 +406,10 @@ mod tests {
         assert_eq!(first, ["default/a/tcp"], "the kernel may still have what was removed before");
         assert_eq!(step(target(2, &["default/b"]), Work::Apply, &["default/b"]), ["default/a/tcp"]);
         assert_eq!(step(target(3, &["default/b"]), Work::Apply, &[]), ["default/b/tcp"]);
+
+        // What the kernel has of a service port is unknown after a reconcile that did not reach it.
+        let both = || target(3, &["default/b", "default/c"]);
+        step(both(), Work::Reconcile, &["default/b", "default/c"]);
+        assert_eq!(step(target(4, &["default/b"]), Work::Apply, &["default/b"]), [""; 0]);
     }
 }

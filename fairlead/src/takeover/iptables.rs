@@ -138,7 +138,7 @@ impl TableRemoval {
 /// read.
 fn is_hook(rule: &Rule) -> bool {
     let is_new = |condition: &Condition| matches!(condition, Condition::State(states) if states == &["NEW"]);
-    !rule.comment.contains(['\n', char::REPLACEMENT_CHARACTER])
+    !rule.text.contains(['\n', char::REPLACEMENT_CHARACTER])
         && rule.matches.iter().all(|one| !one.negated && is_new(&one.condition))
         && matches!(&rule.target, Target::Jump(chain) if names::is_hooked(chain))
 }

@@ -41,17 +41,20 @@ pub(crate) fn words(line: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Whether a line, which may begin within quotes, ends within quotes: they continue on the next line. Names of chains
-/// and interfaces are printed without quotes and may contain one, so quotes begin only after a space.
+/// and interfaces are printed without quotes and may begin with one, so only values of long options are quoted.
 pub(crate) fn ends_in_quotes(line: &str, mut quoted: bool) -> bool {
-    let (mut escaped, mut previous) = (false, b'\n');
-    for byte in line.bytes() {
+    let (mut escaped, mut word, mut is_value) = (false, 0, false);
+    for (at, byte) in line.bytes().enumerate() {
         match byte {
             _ if escaped => escaped = false,
             b'\\' if quoted => escaped = true,
-            b'"' if quoted || previous == b' ' => quoted = !quoted,
+            b'"' if quoted || is_value && at == word => quoted = !quoted,
+            b' ' if !quoted => {
+                is_value = line[word..at].starts_with("--");
+                word = at + 1;
+            }
             _ => {}
         }
-        previous = byte;
     }
     quoted
 }
