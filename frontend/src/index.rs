@@ -32,7 +32,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use proto::model::{ClusterInfo, KindVersions, NodeInfo, PerFamily, Protocol, ServicePortKey};
+use proto::model::{ClusterInfo, KindVersions, NodeInfo, PerFamily, Protocol, ServicePortKey, TrafficPolicy};
 
 use crate::{
     object::{
@@ -179,6 +179,8 @@ impl Index {
 
     /// Computes what may have changed since the last call.
     pub(crate) fn take_changes(&mut self) -> IndexChanges {
+        let keys: BTreeSet<_> = self.slices_on(&self.dirty_nodes).flat_map(slice_keys).collect();
+        self.mark_dirty(keys);
         let dirty = mem::take(&mut self.dirty);
         let oldest_trigger = dirty.values().filter_map(|dirty| dirty.trigger).min();
         let keys: Vec<_> = dirty.keys().cloned().collect();
@@ -278,8 +280,10 @@ impl Index {
         });
         let is_limited = served.as_ref().is_some_and(|(_, endpoints)| endpoints.ports_depend_on_each_other());
         let endpoints = served.iter().map(|(_, endpoints)| endpoints);
-        let exceeded =
-            endpoints.flat_map(|endpoints| [endpoints.describe_subset(), endpoints.describe_missing_nodes()]);
+        let uses_local = service
+            .is_some_and(|service| [service.internal_policy, service.external_policy].contains(&TrafficPolicy::Local));
+        let missing = |endpoints: &ServiceEndpoints<'_>| endpoints.describe_missing_nodes().filter(|_| uses_local);
+        let exceeded = endpoints.flat_map(|endpoints| [endpoints.describe_subset(), missing(endpoints)]);
         let problem = |message| ObjectProblem { field: "endpoints".to_owned(), message };
         let problems: Vec<_> = exceeded.flatten().map(problem).collect();
         let mut keys: BTreeSet<_> = keys.iter().cloned().collect();
@@ -479,8 +483,7 @@ impl Index {
         }
         let had_nodes = !self.nodes.is_empty();
         if new.is_none() || !self.nodes.contains_key(&name) {
-            let slices = self.slices_with(Reference::Node(name.clone())).chain(self.slices_on(&name));
-            let keys: BTreeSet<_> = slices.flat_map(slice_keys).collect();
+            let keys: BTreeSet<_> = self.slices_with(Reference::Node(name.clone())).flat_map(slice_keys).collect();
             self.mark_dirty(keys);
         }
         let old_zone = self.nodes.get(&name).map(|node| node.zone.clone());

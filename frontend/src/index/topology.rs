@@ -37,10 +37,11 @@ impl Index {
         self.limited.iter().filter_map(|service| self.slices.get(service)).flat_map(BTreeMap::values)
     }
 
-    /// Those of them with an endpoint on this node.
-    pub(super) fn slices_on<'s>(&'s self, node: &'s str) -> impl Iterator<Item = &'s SliceObject> {
-        let is_on_node = move |endpoint: &SliceEndpoint| endpoint.node.as_deref() == Some(node);
-        self.slices_on_many_nodes().filter(move |slice| slice.endpoints.iter().any(is_on_node))
+    /// Those of them with an endpoint on one of these nodes.
+    pub(super) fn slices_on(&self, nodes: &BTreeSet<Arc<str>>) -> impl Iterator<Item = &SliceObject> {
+        let is_on_node = |endpoint: &SliceEndpoint| endpoint.node.as_ref().is_some_and(|node| nodes.contains(node));
+        let slices = (!nodes.is_empty()).then(|| self.slices_on_many_nodes()).into_iter().flatten();
+        slices.filter(move |slice| slice.endpoints.iter().any(is_on_node))
     }
 
     /// The slices whose views depend on any Node or zone by a [`Reference`].

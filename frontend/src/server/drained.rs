@@ -65,16 +65,15 @@ pub(crate) async fn drained(
     })
 }
 
-/// The node of a pod that a client may not ask for, because all endpoints with one of the addresses are on other nodes:
-/// each may decide the answer. An address that is in no slice may be asked for: nothing is known about it.
+/// The node of a pod that a client may not ask for, because all endpoints with its first address, which decides of which
+/// pod the answer is, are on other nodes. An address that is in no slice may be asked for: nothing is known about it.
 fn other_node(context: &FrontendContext, identity: &Identity, addresses: &[IpAddr]) -> Option<Arc<str>> {
     let Identity::Node(own) = identity else { return None };
     let index = context.cluster.index();
     let is_own = |node: &Option<Arc<str>>| node.as_ref().is_none_or(|node| node == own);
-    addresses.iter().find_map(|address| {
-        let nodes: BTreeSet<_> = index.endpoints_at(*address).map(|(_, endpoint)| endpoint.node.clone()).collect();
-        if nodes.iter().any(is_own) { None } else { nodes.into_iter().flatten().next() }
-    })
+    let nodes: BTreeSet<_> =
+        index.endpoints_at(*addresses.first()?).map(|(_, endpoint)| endpoint.node.clone()).collect();
+    if nodes.iter().any(is_own) { None } else { nodes.into_iter().flatten().next() }
 }
 
 /// What the status says about the pods that wait.
@@ -148,7 +147,8 @@ mod tests {
         let other = |addresses: [&str; 2]| other_node(&context, &node, &addresses.map(ip));
         assert_eq!(other(["10.0.0.1", "fd00::1"]), None);
         assert_eq!(other(["fd00::9", "10.0.0.1"]), None, "one is in no slice");
-        for mixed in [["fd00::2", "10.0.0.1"], ["10.0.0.1", "fd00::2"], ["10.0.0.2", "fd00::1"]] {
+        assert_eq!(other(["10.0.0.1", "fd00::2"]), None, "the answer is about its own pod");
+        for mixed in [["fd00::2", "10.0.0.1"], ["10.0.0.2", "fd00::1"]] {
             assert_eq!(other(mixed).as_deref(), Some("node-2"), "{mixed:?}");
         }
     }

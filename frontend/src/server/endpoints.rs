@@ -37,7 +37,7 @@ pub(super) fn response(
             "Service {name} is not served: check that it exists, has a cluster IP, and is not assigned to another proxy"
         )),
         NotExplained::TooMany(count) => Status::out_of_range(format!(
-            "Service {name} has {count} endpoints of all ports, more than {MAX_EXPLAINED}: name a port"
+            "Service {name} has {count} endpoints of all ports, more than {MAX_EXPLAINED}: select one port by its name"
         )),
     })?;
     if explanations.is_empty() {

@@ -19,7 +19,8 @@ fn local_pools_of_missing_nodes_are_bounded_until_these_exist() {
     let objects = || {
         let known = slice("known", "web", vec![endpoint("10.1.0.1", "node-0")]);
         let others = put(on_missing_nodes("made-up", "http"));
-        [put(node("node-0", "")), put(service("web", "10.96.0.1")), put(known), others]
+        let web = ServiceObject { external_policy: TrafficPolicy::Local, ..service("web", "10.96.0.1") };
+        [put(node("node-0", "")), put(web), put(known), others]
     };
     let (mut index, mut views) = indexed(objects());
     let has = |views: &Views, name: &str| local_nodes(views).contains(name);

@@ -128,7 +128,7 @@ async fn ports_times_endpoints_are_bounded() {
     }
     let status = ask(&server, "s0", ENDPOINT_NODE, "").await.unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange, "{status}");
-    assert!(status.message().contains("name a port"), "{status}");
+    assert!(status.message().contains("select one port by its name"), "{status}");
     let answer = ask(&server, "s0", ENDPOINT_NODE, "p007").await.unwrap();
     assert_eq!(answer.ports[0].endpoints.len(), 10_000);
 }
