@@ -45,9 +45,12 @@ pub use address::{Discover, FrontendAddress};
 use address_list::AddressList;
 pub use credentials::Credentials;
 use error::{StreamError, advice, explained};
+use queries::within;
 use shared::SharedConnections;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a frontend has to answer the request for a stream: it may have a token reviewed, which takes 5 s at most.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(6);
 /// Resolving addresses takes at most this long; after that the last known ones are used.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long the last known addresses are not used while they are resolved again. DNS may be a Service that this node
@@ -118,14 +121,20 @@ impl Grpc {
     async fn resolve(&self) -> bool {
         let due = self.addresses().take_due();
         let has_due = !due.is_empty();
-        let lookups = due.into_iter().map(async |(index, source)| {
-            let found = timeout(LOOKUP_TIMEOUT, source.resolve()).await;
-            let found = found
-                .with_context(|| {
-                    format!("no answer within {LOOKUP_TIMEOUT:?}: check --frontend, and DNS and routes of this host")
-                })
-                .flatten();
-            self.addresses().resolved(index, found);
+        let lookups = due.into_iter().map(|(index, source)| {
+            let grpc = self.clone();
+            // A task of its own, so that the result is recorded also if the one who waits for it gives up.
+            tokio::spawn(async move {
+                let found = timeout(LOOKUP_TIMEOUT, source.resolve()).await;
+                let found = found
+                    .with_context(|| {
+                        format!(
+                            "no answer within {LOOKUP_TIMEOUT:?}: check --frontend, and DNS and routes of this host"
+                        )
+                    })
+                    .flatten();
+                grpc.addresses().resolved(index, found);
+            })
         });
         future::join_all(lookups).await;
         has_due
@@ -135,10 +144,7 @@ impl Grpc {
     /// [`LOOKUP_PATIENCE`] only, and its answer is for the next attempt.
     async fn resolve_before_use(&self) -> bool {
         let patience = if self.addresses().is_empty() { 2 * LOOKUP_TIMEOUT } else { LOOKUP_PATIENCE };
-        let grpc = self.clone();
-        // A task of its own, so that it ends also if this attempt is given up.
-        let resolving = tokio::spawn(async move { grpc.resolve().await });
-        timeout(patience, resolving).await.is_ok_and(|resolved| resolved.unwrap_or_default())
+        timeout(patience, self.resolve()).await.unwrap_or_default()
     }
 
     /// Tries one frontend after the other, until one is ready. A frontend that accepts the stream and sends nothing is
@@ -160,7 +166,7 @@ impl Grpc {
                     let is_ready = is_only || is_ready(opened.first_message).await?;
                     anyhow::Ok((opened.session, is_ready))
                 };
-                match opened.await {
+                match within(OPEN_TIMEOUT, opened).await {
                     Ok((session, true)) => return Ok(self.chosen(session, &address, &errors)),
                     Ok((session, false)) => {
                         debug!(frontend = address.uri, "frontend accepted the stream but is not ready");

@@ -51,7 +51,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.context("cannot start the async runtime")?;
-    runtime.block_on(async {
+    let result = runtime.block_on(async {
         let shutdown = Shutdown::on_signals().context("cannot install signal handlers")?;
         let uses_kubectl =
             kubectl::is_plugin(std::env::args_os().next().as_deref()) && effective.is_default("frontend");
@@ -87,7 +87,10 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             Command::Completion { shell } => completion(shell),
         };
         result.map(|()| ExitCode::Success)
-    })
+    });
+    // Name resolution, or a read from a disk that hangs, has no deadline.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    result
 }
 
 /// Runs a command that a signal ends with an error.

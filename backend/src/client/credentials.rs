@@ -10,6 +10,8 @@ use tonic::{
     transport::{Certificate, ClientTlsConfig, Identity},
 };
 
+use super::CONNECT_TIMEOUT;
+
 /// The files that authenticate both ends. Used for `https` only: a token is never sent in the clear.
 #[derive(Clone, Debug, Default)]
 pub struct Credentials {
@@ -26,7 +28,7 @@ pub struct Credentials {
 impl Credentials {
     /// `name`: the server name of the address.
     pub(super) async fn tls(&self, name: Option<&str>) -> Result<ClientTlsConfig> {
-        let mut config = ClientTlsConfig::new();
+        let mut config = ClientTlsConfig::new().timeout(CONNECT_TIMEOUT);
         if let Some(path) = &self.authorities {
             config = config.ca_certificate(Certificate::from_pem(read(path, "--tls-ca").await?));
         }

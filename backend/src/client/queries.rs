@@ -153,7 +153,7 @@ impl Grpc {
     }
 }
 
-async fn within<A>(patience: Duration, answer: impl Future<Output = Result<A>>) -> Result<A> {
+pub(super) async fn within<A>(patience: Duration, answer: impl Future<Output = Result<A>>) -> Result<A> {
     timeout(patience, answer).await.with_context(|| format!("no answer within {patience:?}")).flatten()
 }
 

@@ -34,7 +34,10 @@ use tonic::{
 };
 
 use super::*;
-use crate::testing::{mk_state, operations_between, synthetic};
+use crate::{
+    drained::AskFrontends as _,
+    testing::{mk_state, operations_between, synthetic},
+};
 
 /// A service that hands each stream to the test.
 struct Scripted(mpsc::UnboundedSender<Peer>);
@@ -344,6 +347,39 @@ async fn known_frontend_is_used_while_discovery_does_not_answer() {
         frontend.session(&mut grpc).await;
     }
     assert_eq!(found.0.lock().unwrap().0, 2, "one question at a time");
+}
+
+/// A pod may hang up while it waits for the answer whether it is drained.
+#[tokio::test]
+async fn a_lookup_ends_although_the_question_is_given_up() {
+    let mut frontend = serve();
+    let found = Arc::new(FakeDiscovery::default());
+    let mut grpc = Grpc::new(GrpcOptions { discovery: vec![found.clone()], ..GrpcOptions::default() }).unwrap();
+    timeout(Duration::from_millis(10), grpc.ask(v1::DrainedRequest::default())).await.unwrap_err();
+    found.set(&[&frontend]);
+    let connected = async {
+        while grpc.connect(mk_hello()).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(2 * LOOKUP_TIMEOUT, connected).await.unwrap();
+    assert!(frontend.peers.recv().await.is_some());
+}
+
+/// It accepts connections and says nothing, as a process that is stopped.
+#[tokio::test]
+async fn a_silent_frontend_does_not_keep_a_node_from_the_others() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    for scheme in ["http", "https"] {
+        let silent = format!("{scheme}://{}", silent.local_addr().unwrap());
+        let mut frontend = serve();
+        let mut grpc = mk_grpc(&[&silent, &frontend.address]);
+        let addresses = grpc.addresses().in_order();
+        let last = addresses.into_iter().find(|address| address.uri == frontend.address).unwrap();
+        grpc.addresses().succeeded(&last);
+        timeout(Duration::from_secs(10), frontend.session(&mut grpc)).await.unwrap();
+        assert_eq!(grpc.addresses().in_order().pop().unwrap().uri, silent, "it failed");
+    }
 }
 
 /// A server that refuses calls when so many are open, and counts connections.

@@ -83,7 +83,8 @@ fn sync_state(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
     }
     let text = "1 once the kernel contains a state of this node: the stored one, or a first commit.";
     writer.gauge("ready", text, None, f64::from(progress.programmed.is_some()))?;
-    let text = "Time since the kernel was last equal to the committed state; 0 while it is.";
+    let text =
+        "Age of the oldest change that is not programmed, or of the last transaction of a large change; 0 without.";
     let pending = progress.pending_since.map_or(0.0, |since| since.elapsed().as_secs_f64());
     writer.gauge("pending", text, Some(Unit::Seconds), pending)?;
     let revision = |of: Option<(Epoch, Revision)>| of.map_or(0.0, |(_, revision)| revision.0 as f64);
