@@ -114,6 +114,8 @@ pub struct SyncReport {
     /// be called again, also without a change. Empty: only objects that no service port needs are left to be removed.
     /// `None`: everything except `failures` is programmed.
     pub unfinished: Option<BTreeSet<ServicePortKey>>,
+    /// Whether something is unfinished after the call has read the kernel: what the state lacks may still be in it.
+    pub has_read: bool,
     /// The IP families that the kernel cannot program, and why. Everything else describes the other one.
     pub unusable_families: Vec<(IpFamily, String)>,
     /// The time spent waiting for locks that other processes held.

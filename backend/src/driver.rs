@@ -92,8 +92,8 @@ pub struct Driver<P: DataPlane> {
     quarantine: Quarantine,
     held: HeldVips,
     evicted: BTreeSet<ServicePortKey>,
-    /// Service ports that were to be removed when the kernel was read: what it has of them is removed last.
-    removed: BTreeSet<ServicePortKey>,
+    /// Whether the kernel was read since the last report.
+    has_read: bool,
     /// Whether service ports are queued since a reconcile.
     is_reconciling: bool,
     read_at: Instant,
@@ -120,7 +120,7 @@ impl<P: DataPlane> Driver<P> {
             quarantine: Quarantine::default(),
             held: HeldVips::new(),
             evicted: BTreeSet::new(),
-            removed: BTreeSet::new(),
+            has_read: false,
             is_reconciling: false,
             read_at: Instant::now(),
             next_read: Instant::now(),
@@ -143,7 +143,8 @@ impl<P: DataPlane> Driver<P> {
         self.applied = None;
         self.is_fresh = true;
         self.is_reconciling = true;
-        self.removed.extend(mem::take(&mut self.queue).service_ports());
+        self.has_read = true;
+        self.queue = Queue::default();
         self.held = HeldVips::new();
         self.evicted = BTreeSet::new();
         self.ownership = VipOwnership::of(state);
@@ -407,17 +408,10 @@ impl<P: DataPlane> Driver<P> {
     fn report(&mut self, writes: usize) -> SyncReport {
         let of_applied = self.applied.iter().flat_map(Applied::failures);
         let failures = self.ownership.failures().chain(of_applied).chain(self.quarantine.failures()).collect();
-        let unfinished = self.is_unfinished().then(|| {
-            let is_in_state =
-                |key: &ServicePortKey| self.state.as_ref().is_some_and(|state| state.service_port(key).is_some());
-            self.removed.retain(|key| !is_in_state(key));
-            &self.queue.service_ports() | &self.removed
-        });
-        if unfinished.is_none() {
-            self.removed.clear();
-        }
+        let unfinished = self.is_unfinished().then(|| self.queue.service_ports());
+        let has_read = mem::take(&mut self.has_read) && unfinished.is_some();
         let unusable_families = self.plane.families().unusable();
-        SyncReport { writes, failures, unfinished, unusable_families, lock_wait: self.plane.lock_wait() }
+        SyncReport { writes, failures, unfinished, has_read, unusable_families, lock_wait: self.plane.lock_wait() }
     }
 }
 

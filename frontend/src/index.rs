@@ -100,6 +100,8 @@ pub(crate) struct Index {
     /// The object that is applied, or was the last one.
     cause: Option<Cause>,
     dirty_nodes: BTreeSet<Arc<str>>,
+    /// Nodes whose object was created or deleted since the last `take_changes`, with that change.
+    came_or_went: BTreeMap<Arc<str>, Option<Cause>>,
     /// Nodes whose object was deleted, and perhaps created again, since the last `take_changes`.
     replaced_nodes: BTreeSet<Arc<str>>,
     /// Whether the `ClusterInfo` may have changed.
@@ -179,8 +181,12 @@ impl Index {
 
     /// Computes what may have changed since the last call.
     pub(crate) fn take_changes(&mut self) -> IndexChanges {
-        let keys: BTreeSet<_> = self.slices_on(&self.dirty_nodes).flat_map(slice_keys).collect();
-        self.mark_dirty(keys);
+        let came_or_went = mem::take(&mut self.came_or_went);
+        let ports = self.slices_on(&came_or_went);
+        let ports = ports.flat_map(|(slice, cause)| slice_keys(slice).map(move |key| (key, cause.clone())));
+        for (key, cause) in ports.collect::<Vec<_>>() {
+            self.dirty.entry(key).or_insert(Dirty { trigger: None, cause });
+        }
         let dirty = mem::take(&mut self.dirty);
         let oldest_trigger = dirty.values().filter_map(|dirty| dirty.trigger).min();
         let keys: Vec<_> = dirty.keys().cloned().collect();
@@ -485,6 +491,7 @@ impl Index {
         if new.is_none() || !self.nodes.contains_key(&name) {
             let keys: BTreeSet<_> = self.slices_with(Reference::Node(name.clone())).flat_map(slice_keys).collect();
             self.mark_dirty(keys);
+            self.came_or_went.insert(name.clone(), self.cause.clone());
         }
         let old_zone = self.nodes.get(&name).map(|node| node.zone.clone());
         self.change_zone(&name, old_zone.as_ref(), new.as_ref().map(|node| &node.zone));

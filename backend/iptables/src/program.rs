@@ -18,7 +18,7 @@ use crate::{RestoreError, Script, Variant, lock, restore};
 const LOCK_TIMEOUT_S: &str = "5";
 /// How often a restore is attempted while another process changes rules at the same time.
 const ATTEMPTS: u32 = 3;
-/// How long a program may run. The slowest cold load takes 100 s.
+/// How long a program may run: iptables-nft-save takes minutes with 10,000 Services on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(600);
 /// The random delay before the next attempt, in milliseconds.
 const RETRY_DELAY_MS: std::ops::Range<u64> = 50..250;
@@ -229,7 +229,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_program_that_does_not_end_is_an_error() {
         let error = run("sleep", &["3600"], "").await.unwrap_err();
-        assert_eq!(error.to_string(), "sleep did not end within 120 s");
+        assert_eq!(error.to_string(), "sleep did not end within 600 s");
         assert!(run("no-such-program", &[], "").await.unwrap().is_none());
     }
 }

@@ -132,7 +132,7 @@ impl SyncState {
     fn succeeded(&mut self, before: Content, work: Work, report: &SyncReport) -> BTreeMap<ServicePortKey, Arc<Target>> {
         self.content = match (before, work) {
             _ if report.unfinished.is_none() => Content::Complete,
-            (_, Work::Reconcile) => Content::Reconciling(self.current.number),
+            _ if work == Work::Reconcile || report.has_read => Content::Reconciling(self.current.number),
             (Content::Reconciling(number), Work::Apply) => Content::Reconciling(number),
             _ => Content::Partial,
         };
@@ -409,6 +409,7 @@ mod tests {
 
         // What the kernel has of a service port is unknown after a reconcile that did not reach it.
         let both = || target(3, &["default/b", "default/c"]);
+        step(both(), Work::Apply, &[]);
         step(both(), Work::Reconcile, &["default/b", "default/c"]);
         assert_eq!(step(target(4, &["default/b"]), Work::Apply, &["default/b"]), [""; 0]);
     }

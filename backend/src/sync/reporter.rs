@@ -81,7 +81,7 @@ impl Reporter {
         report: &SyncReport,
         took: Duration,
     ) {
-        let SyncReport { writes, lock_wait, unfinished, unusable_families, failures: _ } = report;
+        let SyncReport { writes, lock_wait, unfinished, has_read: _, unusable_families, failures: _ } = report;
         if let Some(Recovery { count, duration }) = self.sync_failures.recovered() {
             info!(backend, failures = count, after_ms = duration.as_millis(), "kernel programmed again");
         }

@@ -37,11 +37,16 @@ impl Index {
         self.limited.iter().filter_map(|service| self.slices.get(service)).flat_map(BTreeMap::values)
     }
 
-    /// Those of them with an endpoint on one of these nodes.
-    pub(super) fn slices_on(&self, nodes: &BTreeSet<Arc<str>>) -> impl Iterator<Item = &SliceObject> {
-        let is_on_node = |endpoint: &SliceEndpoint| endpoint.node.as_ref().is_some_and(|node| nodes.contains(node));
+    /// Those of them with an endpoint on one of these nodes, each with what is kept for it.
+    pub(super) fn slices_on<'s, T>(
+        &'s self,
+        nodes: &'s BTreeMap<Arc<str>, T>,
+    ) -> impl Iterator<Item = (&'s SliceObject, &'s T)> {
         let slices = (!nodes.is_empty()).then(|| self.slices_on_many_nodes()).into_iter().flatten();
-        slices.filter(move |slice| slice.endpoints.iter().any(is_on_node))
+        slices.filter_map(|slice| {
+            let of_node = slice.endpoints.iter().find_map(|endpoint| nodes.get(endpoint.node.as_ref()?))?;
+            Some((slice, of_node))
+        })
     }
 
     /// The slices whose views depend on any Node or zone by a [`Reference`].

@@ -65,8 +65,9 @@ pub(crate) async fn drained(
     })
 }
 
-/// The node of a pod that a client may not ask for, because all endpoints with its first address, which decides of which
-/// pod the answer is, are on other nodes. An address that is in no slice may be asked for: nothing is known about it.
+/// The node of a pod that a client may not ask for, because all endpoints with its first address, which decides about
+/// which pod the answer is, are on other nodes. An address that is in no slice may be asked for: nothing is known about
+/// it.
 fn other_node(context: &FrontendContext, identity: &Identity, addresses: &[IpAddr]) -> Option<Arc<str>> {
     let Identity::Node(own) = identity else { return None };
     let index = context.cluster.index();

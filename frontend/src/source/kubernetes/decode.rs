@@ -88,9 +88,9 @@ struct Item<K> {
     of: PhantomData<K>,
 }
 
-/// An object without `fieldsV1` of `metadata.managedFields`. Whoever may write an object may put any JSON there, also
-/// some that serde_json rejects: deeper than 128 levels, invalid UTF-8, numbers that are too large. One such object must
-/// not keep all others of its kind from the nodes. All other fields are written by the API server by their types.
+/// An object without `fieldsV1` of `metadata.managedFields`. Who may write an object may put any JSON there, also some
+/// that serde_json rejects: deeper than 128 levels, invalid UTF-8, numbers that are too large. One such object must not
+/// keep all others of its kind from the nodes. All other fields are written by the API server by their types.
 struct ObjectJson(Value);
 
 /// Decodes any JSON to an [`ObjectJson`].
