@@ -99,6 +99,18 @@ struct OpenedSession {
     first_message: oneshot::Receiver<()>,
 }
 
+/// A source that is being resolved. If that is given up, it is due again.
+struct Lookup<'a> {
+    grpc: &'a Grpc,
+    index: usize,
+}
+
+impl Drop for Lookup<'_> {
+    fn drop(&mut self) {
+        self.grpc.addresses().lookup_ended(self.index);
+    }
+}
+
 impl Grpc {
     /// Parses the options. Does not connect.
     ///
@@ -122,9 +134,10 @@ impl Grpc {
         let due = self.addresses().take_due();
         let has_due = !due.is_empty();
         let lookups = due.into_iter().map(|(index, source)| {
-            let grpc = self.clone();
-            // A task of its own, so that the result is recorded also if the one who waits for it gives up.
-            tokio::spawn(async move {
+            let lookup = Lookup { grpc: self, index };
+            async move {
+                // All of it, not only the field that is used.
+                let lookup = lookup;
                 let found = timeout(LOOKUP_TIMEOUT, source.resolve()).await;
                 let found = found
                     .with_context(|| {
@@ -133,8 +146,8 @@ impl Grpc {
                         )
                     })
                     .flatten();
-                grpc.addresses().resolved(index, found);
-            })
+                lookup.grpc.addresses().resolved(index, found);
+            }
         });
         future::join_all(lookups).await;
         has_due
@@ -144,7 +157,10 @@ impl Grpc {
     /// [`LOOKUP_PATIENCE`] only, and its answer is for the next attempt.
     async fn resolve_before_use(&self) -> bool {
         let patience = if self.addresses().is_empty() { 2 * LOOKUP_TIMEOUT } else { LOOKUP_PATIENCE };
-        timeout(patience, self.resolve()).await.unwrap_or_default()
+        let grpc = self.clone();
+        // A task of its own, so that it ends also if this attempt is given up.
+        let resolving = tokio::spawn(async move { grpc.resolve().await });
+        timeout(patience, resolving).await.is_ok_and(|resolved| resolved.unwrap_or_default())
     }
 
     /// Tries one frontend after the other, until one is ready. A frontend that accepts the stream and sends nothing is

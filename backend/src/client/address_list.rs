@@ -63,7 +63,7 @@ impl AddressList {
     }
 
     /// The sources to resolve before the next attempt, with their indices: those that were never resolved, or long ago,
-    /// and those whose addresses have all failed. Each is returned once until its result is recorded.
+    /// and those whose addresses have all failed. Each is returned once until its lookup has ended.
     pub(super) fn take_due(&mut self) -> Vec<(usize, AddressSource)> {
         let Self { sources, failed, .. } = self;
         let is_due = |source: &ResolvedSource| {
@@ -81,6 +81,11 @@ impl AddressList {
 
     pub(super) fn is_empty(&self) -> bool {
         self.sources.iter().all(|source| source.addresses.is_empty())
+    }
+
+    /// A source is not being resolved any more, perhaps without a result.
+    pub(super) fn lookup_ended(&mut self, index: usize) {
+        self.sources[index].is_resolving = false;
     }
 
     /// Records the result of resolving a source. After an error its addresses stay.

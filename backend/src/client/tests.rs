@@ -374,6 +374,7 @@ async fn a_silent_frontend_does_not_keep_a_node_from_the_others() {
         let silent = format!("{scheme}://{}", silent.local_addr().unwrap());
         let mut frontend = serve();
         let mut grpc = mk_grpc(&[&silent, &frontend.address]);
+        grpc.resolve().await;
         let addresses = grpc.addresses().in_order();
         let last = addresses.into_iter().find(|address| address.uri == frontend.address).unwrap();
         grpc.addresses().succeeded(&last);
