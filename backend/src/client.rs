@@ -133,21 +133,15 @@ impl Grpc {
     async fn resolve(&self) -> bool {
         let due = self.addresses().take_due();
         let has_due = !due.is_empty();
-        let lookups = due.into_iter().map(|(index, source)| {
-            let lookup = Lookup { grpc: self, index };
-            async move {
-                // All of it, not only the field that is used.
-                let lookup = lookup;
-                let found = timeout(LOOKUP_TIMEOUT, source.resolve()).await;
-                let found = found
-                    .with_context(|| {
-                        format!(
-                            "no answer within {LOOKUP_TIMEOUT:?}: check --frontend, and DNS and routes of this host"
-                        )
-                    })
-                    .flatten();
-                lookup.grpc.addresses().resolved(index, found);
-            }
+        let lookups = due.into_iter().map(async |(index, source)| {
+            let _lookup = Lookup { grpc: self, index };
+            let found = timeout(LOOKUP_TIMEOUT, source.resolve()).await;
+            let found = found
+                .with_context(|| {
+                    format!("no answer within {LOOKUP_TIMEOUT:?}: check --frontend, and DNS and routes of this host")
+                })
+                .flatten();
+            self.addresses().resolved(index, found);
         });
         future::join_all(lookups).await;
         has_due
