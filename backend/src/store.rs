@@ -174,7 +174,10 @@ impl Store {
     /// The file is to contain this state, confirmed in the boot that is known here. Does not block.
     pub(crate) fn put(&self, stored: StoredState) {
         let stored = Some(StoredState { boot: self.confirmed_boot.clone(), ..stored });
-        self.newest.send_if_modified(|newest| mem::replace(newest, stored.clone()) != stored);
+        self.newest.send_if_modified(|newest| {
+            let before = mem::replace(newest, stored);
+            before != *newest
+        });
     }
 
     /// Why the file is out of date; `None` while it is written.

@@ -179,7 +179,10 @@ impl HealthCheckServers {
         });
         let mut failures: Vec<_> = failures.collect();
         failures.sort_by(|one, other| (&one.key, &one.reason).cmp(&(&other.key, &other.reason)));
-        self.failures.send_if_modified(|published| mem::replace(published, failures.clone()) != failures);
+        self.failures.send_if_modified(|published| {
+            let before = mem::replace(published, failures);
+            before != *published
+        });
     }
 
     fn open(&mut self, listener: Listener, service: &ServiceName) {
