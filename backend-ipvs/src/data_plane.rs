@@ -271,13 +271,14 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
 
     async fn commit(&mut self, applied: &mut AppliedState, change: &Change<'_>) -> Result<CommitOutcome> {
         let Change { state, service_ports, facts, is_last, budget, .. } = change;
-        if self.overdue_at <= Instant::now() {
+        let is_overdue = self.overdue_at <= Instant::now();
+        if is_overdue {
             self.overdue_at = Instant::now() + watch::MAX_DELAY;
             if self.changed(applied).await.context("compare the kernel")?.is_some() {
                 return Ok(CommitOutcome::Unknown("another process may have changed our objects".to_owned()));
             }
-            applied.idle = self.all_drained(applied).await?;
-        } else if applied.draining.len() >= self.max_draining && applied.idle.is_empty() {
+        }
+        if is_overdue || applied.draining.len() >= self.max_draining && applied.idle.is_empty() {
             applied.idle = self.all_drained(applied).await?;
         }
         let mut writes = 0;

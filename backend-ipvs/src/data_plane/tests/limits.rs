@@ -67,15 +67,18 @@ async fn all_ports_of_a_service_change_when_one_exceeds_the_limit_of_destination
     }
 }
 
+/// A Service with these endpoints.
+fn web_on(pods: &[String]) -> NodeState {
+    let endpoints = pods.iter().map(String::as_str);
+    mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1").endpoints(endpoints)).build()
+}
+
 /// The endpoints are replaced again and again, and no check removes those that have left. Connections continue.
 #[tokio::test(start_paused = true)]
 async fn destinations_that_drain_without_connections_are_bounded() {
     const ENDPOINTS: usize = 1_000;
     let pods = pods(201 * ENDPOINTS as u32);
-    let with = |round: usize| {
-        let endpoints = pods[round * ENDPOINTS..][..ENDPOINTS].iter().map(String::as_str);
-        mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1").endpoints(endpoints)).build()
-    };
+    let with = |round: usize| web_on(&pods[round * ENDPOINTS..][..ENDPOINTS]);
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let mut state = with(0);
@@ -98,10 +101,7 @@ async fn destinations_that_drain_without_connections_are_bounded() {
 async fn destinations_of_a_large_service_that_always_changes_are_bounded() {
     const ENDPOINTS: usize = 6_000;
     let pods = pods(31 * ENDPOINTS as u32);
-    let with = |round: usize| {
-        let endpoints = pods[round * ENDPOINTS..][..ENDPOINTS].iter().map(String::as_str);
-        mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1").endpoints(endpoints)).build()
-    };
+    let with = |round: usize| web_on(&pods[round * ENDPOINTS..][..ENDPOINTS]);
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let mut state = with(0);
