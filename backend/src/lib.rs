@@ -12,6 +12,7 @@
 //!
 //! [`Runner`] assembles these; `sync` runs them, and is the only caller of the backend.
 
+mod ascending;
 mod backend;
 mod client;
 pub mod dataplane;

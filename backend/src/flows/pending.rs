@@ -19,7 +19,7 @@ use super::{
     resets::{Departed, Due},
     udp::{WithdrawnVips, lost_vips},
 };
-use crate::{Changes, DepartedEndpoints, NodeState, ServicePortState, dataplane::all_vips};
+use crate::{Changes, DepartedEndpoints, NodeState, ServicePortState, ascending::ascending, dataplane::all_vips};
 
 /// The most VIPs that were withdrawn and wait for a cleanup. Flows to others stay until their clients end them.
 const MAX_WITHDRAWN: usize = 65_536;
@@ -143,13 +143,15 @@ impl PendingFlows {
     ) -> bool {
         let Self { state, changed, half_open, .. } = self;
         let failed: BTreeSet<_> = failed.collect();
+        // A large change has many transactions: each costs one pass over what is unfinished.
+        let mut is_failed = ascending(failed.iter().copied());
         // Those that departed from a state that is not programmed yet are in this one.
         let has_any = |key: &ServicePortKey, departed: &BTreeSet<Endpoint>| {
             let service = state.service_port(key);
             service.is_some_and(|service| departed.iter().any(|endpoint| service.has_endpoint(endpoint)))
         };
         let is_programmed =
-            |key: &ServicePortKey, departed: &mut BTreeSet<Endpoint>| !failed.contains(key) && !has_any(key, departed);
+            |key: &ServicePortKey, departed: &mut BTreeSet<Endpoint>| !is_failed(key) && !has_any(key, departed);
         self.unfinished_since = if is_finished { None } else { self.unfinished_since.or_else(|| Some(Instant::now())) };
         self.is_udp_due |= is_reconcile || self.is_node_changed;
         for (key, departed) in changed.extract_if(.., is_programmed) {
@@ -162,7 +164,7 @@ impl PendingFlows {
                 _ => add_departed(half_open, key, departed),
             }
         }
-        for key in failed.into_iter().filter(|key| key.protocol == Protocol::Udp) {
+        for key in failed.iter().copied().filter(|key| key.protocol == Protocol::Udp) {
             if changed.insert(key.clone(), BTreeSet::new()).is_none() {
                 self.udp_version += 1;
             }

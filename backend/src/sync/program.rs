@@ -31,6 +31,7 @@ use super::{
 };
 use crate::{
     Backend, Changes, Drift, NodeState, SyncReport,
+    ascending::ascending,
     backend::Work,
     drifts::Drifts,
     flows::{Flows, PendingFlows},
@@ -141,13 +142,16 @@ impl SyncState {
         let Self { content, ref current, .. } = *self;
         let is_removed = |key: &ServicePortKey| current.state.service_port(key).is_none();
         let is_older = |had: &Target| matches!(content, Content::Reconciling(number) if had.number < number.max(1));
-        let lacks = |key: &ServicePortKey, had: &Target| unfinished.contains(key) || is_removed(key) && is_older(had);
+        // A large change has many transactions: each costs one pass over what is unfinished.
+        let mut is_unfinished = ascending(unfinished);
+        let mut lacks = |key: &ServicePortKey, had: &Target| is_unfinished(key) || is_removed(key) && is_older(had);
         let completed = self.unfinished.extract_if(.., |key, had| !lacks(key, had)).collect();
         // After a reconcile. What the kernel has of them is unknown.
         let unknown = Arc::new(Target { number: 0, complete: Position::default(), ..(*self.current).clone() });
-        for key in unfinished {
-            self.unfinished.entry(key.clone()).or_insert_with(|| unknown.clone());
-        }
+        let mut is_known = ascending(self.unfinished.keys());
+        let new: Vec<_> = unfinished.iter().filter(|key| !is_known(key)).cloned().collect();
+        drop(is_known);
+        self.unfinished.extend(new.into_iter().map(|key| (key, unknown.clone())));
         completed
     }
 
