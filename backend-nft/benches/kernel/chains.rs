@@ -1,5 +1,5 @@
-//! The same services in the shape that kube-proxy 1.36 gives them, as text through `nft -f`: a chain per service, with
-//! a map of its own.
+//! The same services in the shape that kube-proxy gives them, as text through `nft -f`: in 1.36 a chain per service,
+//! with a map of its own; as proposed for later (kubernetes/kubernetes#140362) one map for all of them.
 
 use std::{
     fmt::Write as _,
@@ -14,7 +14,7 @@ use crate::report::BenchReport;
 /// Measures `services` with `each` endpoints. `ours`: how long the backend took, in milliseconds.
 pub(crate) fn measure(services: u32, each: u32, ours: f64) -> BenchReport {
     let mut report = BenchReport::new(services);
-    let cold = load(services, each);
+    let cold = load(Layout::ChainPerService, services, each);
     report.duration("chain per service, nft -f: cold load", cold);
     report.ratio("chain per service, nft -f: cold load, ratio", cold.as_secs_f64() * 1e3 / ours);
     // One endpoint is replaced: the chain of the service is flushed and filled.
@@ -23,9 +23,29 @@ pub(crate) fn measure(services: u32, each: u32, ours: f64) -> BenchReport {
     report
 }
 
+/// How kube-proxy programs services.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Layout {
+    ChainPerService,
+    SingleMap,
+}
+
+impl Layout {
+    /// Before the name of a measurement.
+    pub(crate) fn prefix(self) -> &'static str {
+        match self {
+            Self::ChainPerService => "chain per service: ",
+            Self::SingleMap => "single map: ",
+        }
+    }
+}
+
 /// Loads the ruleset. Returns how long that took.
-pub(crate) fn load(services: u32, each: u32) -> Duration {
-    nft(&table(services, each))
+pub(crate) fn load(layout: Layout, services: u32, each: u32) -> Duration {
+    match layout {
+        Layout::ChainPerService => nft(&chain_per_service(services, each)),
+        Layout::SingleMap => nft(&single_map(services, each)),
+    }
 }
 
 /// The chains and sets that do not depend on services.
@@ -80,7 +100,7 @@ const BASE: &str = "table ip chains {
 }
 ";
 
-fn table(services: u32, each: u32) -> String {
+fn chain_per_service(services: u32, each: u32) -> String {
     let mut text = String::from(BASE);
     for service in 0..services {
         writeln!(text, "add chain ip chains {}", name(service)).unwrap();
@@ -94,10 +114,35 @@ fn table(services: u32, each: u32) -> String {
     text
 }
 
-/// The endpoints are in 10.`net`.0.0/16.
-fn rules(service: u32, each: u32, net: u8) -> String {
+/// A chain for each number of endpoints, which all services with that number share.
+fn single_map(services: u32, each: u32) -> String {
+    let mut text = String::from(BASE);
+    text.push_str("add map ip chains endpoints-tcp {\n");
+    text.push_str("  typeof ip daddr . tcp dport . numgen random mod 10 : ip daddr . tcp dport;\n}\n");
+    let choice = format!("ip daddr . tcp dport . numgen random mod {each}");
+    writeln!(text, "add chain ip chains lb-{each}-endpoints").unwrap();
+    writeln!(text, "add rule ip chains lb-{each}-endpoints dnat ip to {choice} map @endpoints-tcp").unwrap();
+    for service in 0..services {
+        let vip = Ipv4Addr::from(0x0a60_0001 + service);
+        writeln!(text, "add element ip chains cluster-ips {{ {vip} }}").unwrap();
+        writeln!(text, "add element ip chains service-ips {{ {vip} . tcp . 80 : goto lb-{each}-endpoints }}").unwrap();
+        let endpoints: Vec<_> = (0..)
+            .zip(endpoints(service, each, 128))
+            .map(|(n, address)| format!("{vip} . 80 . {n} : {address} . 8080"))
+            .collect();
+        writeln!(text, "add element ip chains endpoints-tcp {{ {} }}", endpoints.join(", ")).unwrap();
+    }
+    text
+}
+
+/// The addresses are in 10.`net`.0.0/16, or follow it.
+fn endpoints(service: u32, each: u32, net: u8) -> impl Iterator<Item = Ipv4Addr> {
     let first = u32::from(Ipv4Addr::new(10, net, 0, 1)) + service * each;
-    let endpoints = (0..each).map(|n| format!("{n} : {} . 8080", Ipv4Addr::from(first + n)));
+    (0..each).map(move |n| Ipv4Addr::from(first + n))
+}
+
+fn rules(service: u32, each: u32, net: u8) -> String {
+    let endpoints = (0..).zip(endpoints(service, each, net)).map(|(n, address)| format!("{n} : {address} . 8080"));
     let endpoints = endpoints.collect::<Vec<_>>().join(", ");
     let name = name(service);
     format!("add rule ip chains {name} meta l4proto tcp dnat ip to numgen random mod {each} map {{ {endpoints} }}\n")

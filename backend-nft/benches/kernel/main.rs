@@ -3,7 +3,7 @@
 //! ```text
 //!   cargo bench -p fairlead-backend-nft                    1,000, 10,000 and 50,000 services, the comparison at 1,000
 //!   cargo bench -p fairlead-backend-nft -- --full          with the comparison at 10,000 (minutes)
-//!   cargo bench -p fairlead-backend-nft -- connect         one part: flows, large, services, connect
+//!   cargo bench -p fairlead-backend-nft -- data-path       one part: flows, large, services, data-path
 //!   cargo bench -p fairlead-backend-nft -- -o json         as JSON
 //! ```
 //!
@@ -13,7 +13,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod chains;
-mod connect;
+mod data_path;
 mod flows;
 mod report;
 mod sendmsg;
@@ -41,7 +41,7 @@ use report::{BenchReport, rss};
 const EACH: u32 = 10;
 
 /// The parts that can be selected.
-const PARTS: [&str; 4] = ["flows", "large", "services", "connect"];
+const PARTS: [&str; 4] = ["flows", "large", "services", "data-path"];
 
 fn main() {
     sendmsg::record();
@@ -68,9 +68,9 @@ fn main() {
             }
         }
     }
-    if has("connect") || has("--full") {
-        connect::measure(1_000, 50_000, 10_000).into_iter().for_each(|measured| report.extend(measured));
-        report.extend(connect::measure_spread(1_000));
+    if has("data-path") || has("--full") {
+        data_path::measure([1_000, 10_000, 30_000]).into_iter().for_each(|measured| report.extend(measured));
+        report.extend(data_path::measure_spread(1_000));
     }
     if has("json") { report.print_json() } else { report.print() }
 }

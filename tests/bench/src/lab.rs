@@ -88,9 +88,23 @@ impl Lab {
     }
 
     pub(crate) fn spawn_backend(&self) -> Process {
+        self.spawn(self.backend(), "backend.log")
+    }
+
+    fn backend(&self) -> Command {
         let mut command = self.command(&["backend", "nftables", "--frontend", &self.address()]);
         command.args(["--node-name", NODE, "--cluster-cidr", CLUSTER_CIDR]);
         command.arg("--state-dir").arg(self.path("state")).arg("--conntrack-max-per-core=0");
+        command
+    }
+
+    /// Starts the backend with the identifier of another boot.
+    pub(crate) fn spawn_backend_after_reboot(&self) -> Process {
+        let script = r#"echo another > "$0" && mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@""#;
+        let mut command = Command::new("unshare");
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").args(["--mount", "sh", "-c", script]);
+        let backend = self.backend();
+        command.arg(self.path("boot-id")).arg(backend.get_program()).args(backend.get_args());
         self.spawn(command, "backend.log")
     }
 

@@ -5,6 +5,7 @@
 //!   bench                       everything but the adversary, as a table
 //!   bench latency               one part: state, latency, node, wire, api, scale or adversary
 //!   bench scale --nodes 200     a smaller cluster
+//!   bench scale --nodes 10000 --streams 5000   one of two replicas of a larger one
 //!   bench scale --tls           each node over TLS, with a certificate of its own
 //!   bench adversary --backend iptables
 //!   bench --kube-proxy PATH     beside kube-proxy in nftables mode; PATH is its binary
@@ -55,6 +56,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use lab::Lab;
 use report::Report;
+use scale::ScaleOptions;
 use soak::SoakOptions;
 
 const PARTS: [&str; 7] = ["state", "latency", "node", "wire", "api", "scale", "adversary"];
@@ -72,8 +74,8 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let arguments = env::args().skip(1).collect::<Vec<_>>();
     let arguments = arguments.iter().map(String::as_str).collect::<Vec<_>>();
-    let (mut output, mut parts, mut nodes, mut tls, mut backend) =
-        (Report::print as fn(&Report), Vec::new(), scale::NODES, false, "nftables");
+    let (mut output, mut parts, mut nodes, mut streams, mut tls, mut backend) =
+        (Report::print as fn(&Report), Vec::new(), scale::NODES, None, false, "nftables");
     let mut rest = &arguments[..];
     loop {
         rest = match rest {
@@ -84,6 +86,10 @@ fn run() -> Result<()> {
             }
             ["--nodes", number, more @ ..] => {
                 nodes = number.parse().with_context(|| format!("--nodes {number}"))?;
+                more
+            }
+            ["--streams", number, more @ ..] => {
+                streams = Some(number.parse().with_context(|| format!("--streams {number}"))?);
                 more
             }
             ["--tls", more @ ..] => {
@@ -142,6 +148,7 @@ fn run() -> Result<()> {
     }
     if wanted("node") {
         node::measure(&mut report, &Lab::new()?)?;
+        node::measure_many(&mut report, &Lab::new()?)?;
     }
     if wanted("wire") {
         wire::measure(&mut report)?;
@@ -150,7 +157,8 @@ fn run() -> Result<()> {
         api::measure(&mut report, &Lab::new()?)?;
     }
     if wanted("scale") {
-        scale::measure(&mut report, &Lab::new()?, nodes, tls)?;
+        let options = ScaleOptions { nodes, streams: streams.unwrap_or(nodes), tls };
+        scale::measure(&mut report, &Lab::new()?, &options)?;
     }
     if parts.contains(&"adversary") {
         super_linear = adversary::measure(&mut report, backend)?;

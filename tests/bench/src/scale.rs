@@ -67,6 +67,16 @@ const NO_GOAL: Latency = Latency { median: Goal::None, p99: Goal::None };
 /// The time over which a draining frontend spreads reconnects.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScaleOptions {
+    /// The number of nodes of the cluster.
+    pub(crate) nodes: u32,
+    /// How many of them use this frontend; the others would use other replicas.
+    pub(crate) streams: u32,
+    pub(crate) tls: bool,
+}
+
 /// The processes and threads of the benchmark.
 struct Stage<'a> {
     lab: &'a Lab,
@@ -74,6 +84,8 @@ struct Stage<'a> {
     credentials: Option<Credentials>,
     api: ClusterApi,
     size: Size,
+    /// The number of nodes with a stream.
+    streams: u32,
     metrics: Arc<FleetMetrics>,
     fleet: Fleet,
     /// The thread of the API server and of the load.
@@ -87,10 +99,10 @@ struct Latency {
     p99: Goal,
 }
 
-pub(crate) fn measure(report: &mut Report, lab: &Lab, nodes: u32, tls: bool) -> Result<()> {
+pub(crate) fn measure(report: &mut Report, lab: &Lab, options: &ScaleOptions) -> Result<()> {
     runtime::raise_file_limit().context("raise the limit of open files")?;
-    let credentials = tls.then(|| Credentials::create(&lab.path(""))).transpose()?;
-    let stage = Stage::new(lab, credentials, Size::of_nodes(nodes))?;
+    let credentials = options.tls.then(|| Credentials::create(&lab.path(""))).transpose()?;
+    let stage = Stage::new(lab, credentials, options)?;
     let frontend = stage.start(report, "frontend, start to serving")?;
     stage.snapshots(report, &frontend)?;
     stage.quiet(report, &frontend)?;
@@ -104,21 +116,23 @@ pub(crate) fn measure(report: &mut Report, lab: &Lab, nodes: u32, tls: bool) -> 
 }
 
 impl<'a> Stage<'a> {
-    fn new(lab: &'a Lab, credentials: Option<Credentials>, size: Size) -> Result<Self> {
+    fn new(lab: &'a Lab, credentials: Option<Credentials>, options: &ScaleOptions) -> Result<Self> {
+        let (size, streams) = (Size::of_nodes(options.nodes), options.streams);
         let Size { nodes, services, endpoints, .. } = size;
-        Report::progress(&format!("{nodes} nodes, {services} services, {endpoints} endpoints"));
+        ensure!(streams <= nodes, "--streams {streams} is more than the {nodes} nodes");
+        Report::progress(&format!("{nodes} nodes, {streams} streams, {services} services, {endpoints} endpoints"));
         let address: SocketAddr = ADDRESS.parse()?;
         let metrics = Arc::new(FleetMetrics::new());
         let worker = Worker::start(lab.netns())?;
         let api = ClusterApi::start(lab, &worker, Cluster::new(size))?;
         let fleet = match &credentials {
-            None => Fleet::new(lab.netns(), address, metrics.clone(), nodes)?,
+            None => Fleet::new(lab.netns(), address, metrics.clone(), streams)?,
             Some(credentials) => {
-                let nodes = (NAME, credentials.nodes(nodes)?);
+                let nodes = (NAME, credentials.nodes(streams)?);
                 Fleet::over_tls(lab.netns(), vec![address], metrics.clone(), nodes)?
             }
         };
-        Ok(Self { lab, credentials, api, size, metrics, fleet, worker })
+        Ok(Self { lab, credentials, api, size, streams, metrics, fleet, worker })
     }
 
     fn start(&self, report: &mut Report, what: &str) -> Result<Process> {
@@ -132,7 +146,7 @@ impl<'a> Stage<'a> {
             Some(credentials) => {
                 arguments.extend(credentials.frontend_flags());
                 // All nodes connect from one address.
-                arguments.extend(["--max-connections-per-source".into(), self.size.nodes.to_string().into()]);
+                arguments.extend(["--max-connections-per-source".into(), self.streams.to_string().into()]);
             }
         }
         let frontend = self.lab.spawn_program(&arguments, "scale.log");
@@ -194,10 +208,7 @@ impl<'a> Stage<'a> {
         self.fleet.leave(DEADLINE)?;
         let usage = Usage::of(frontend)?;
         self.reconnect_all(report, "all reconnect", &Connect::Resume, &usage, frontend)?;
-        ensure!(
-            self.metrics.resumed.load(Ordering::Relaxed) == u64::from(self.size.nodes),
-            "not all nodes have resumed"
-        );
+        ensure!(self.metrics.resumed.load(Ordering::Relaxed) == u64::from(self.streams), "not all nodes have resumed");
         self.agree()
     }
 
@@ -208,7 +219,7 @@ impl<'a> Stage<'a> {
         let usage = Usage::of(frontend)?;
         self.reconnect_all(report, "all reconnect after a restart", &digests, &usage, frontend)?;
         ensure!(
-            self.metrics.repaired.load(Ordering::Relaxed) == u64::from(self.size.nodes),
+            self.metrics.repaired.load(Ordering::Relaxed) == u64::from(self.streams),
             "not all nodes were repaired"
         );
         self.agree()?;
@@ -239,13 +250,9 @@ impl<'a> Stage<'a> {
         frontend.signal(Signal::SIGTERM);
         self.fleet.gone(started, DEADLINE)?;
         let departures = self.metrics.departures();
-        ensure!(
-            departures.len() == self.size.nodes as usize,
-            "only {} nodes were asked to reconnect",
-            departures.len()
-        );
+        ensure!(departures.len() == self.streams as usize, "only {} nodes were asked to reconnect", departures.len());
         report.spread("drain, SIGTERM to its message at a node", departures.delays(started), Goal::None);
-        let share = f64::from(self.size.nodes) / DRAIN.as_secs_f64();
+        let share = f64::from(self.streams) / DRAIN.as_secs_f64();
         report.add(
             "drain, nodes that leave in the busiest second",
             departures.busiest(started) as f64,
@@ -312,6 +319,6 @@ impl<'a> Stage<'a> {
     }
 
     fn per_node(&self, count: &std::sync::atomic::AtomicU64) -> f64 {
-        count.load(Ordering::Relaxed) as f64 / f64::from(self.size.nodes)
+        count.load(Ordering::Relaxed) as f64 / f64::from(self.streams)
     }
 }

@@ -20,6 +20,8 @@ const SERVICE_PORT: NonZeroU16 = NonZeroU16::MIN.saturating_add(79);
 const TARGET_PORT: NonZeroU16 = NonZeroU16::MIN.saturating_add(8_079);
 /// How many endpoints a controller puts into one slice at most (`--max-endpoints-per-slice`).
 const SLICE: usize = 100;
+/// The default of `--max-service-endpoints`.
+const MAX_ENDPOINTS: usize = 10_000;
 /// One of this many services has zone hints.
 const HINTED: usize = 10;
 
@@ -78,10 +80,10 @@ pub(crate) enum Reach {
 
 impl Size {
     /// The size of a cluster with this many nodes: 2 services and 50 endpoints for each, and as many endpoints in the
-    /// largest service as there are nodes.
+    /// largest service as there are nodes, but not more than a frontend uses.
     pub(crate) fn of_nodes(nodes: u32) -> Self {
         let count = nodes as usize;
-        Self { nodes, services: 2 * count, endpoints: 50 * count, largest: count }
+        Self { nodes, services: 2 * count, endpoints: 50 * count, largest: count.min(MAX_ENDPOINTS) }
     }
 }
 
