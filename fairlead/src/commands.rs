@@ -27,7 +27,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use clap_complete::{Shell, generate};
 use runtime::{Shutdown, log};
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::{
     cli::{self, Cli, Command, LogArgs, Parsed},
@@ -96,6 +96,13 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
 /// Runs a command that a signal ends with an error.
 async fn interruptible<T>(command: impl Future<Output = Result<T>>, mut shutdown: Shutdown) -> Result<T> {
     shutdown.run_until_started(command).await.context("interrupted")?
+}
+
+/// Raises the limit of open files of a server: each stream of a node and each health-check node port takes one.
+fn raise_file_limit() {
+    if let Err(error) = runtime::raise_file_limit() {
+        warn!(%error, "cannot raise the limit of open files, leaving it unchanged");
+    }
 }
 
 /// Prints the completion script of a shell.

@@ -44,6 +44,9 @@ const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 /// How often the addresses of interfaces are listed, if listeners depend on them.
 const ADDRESS_INTERVAL: Duration = Duration::from_secs(10);
 
+/// The soft limit of open files that most systems set.
+const USUAL_FILE_LIMIT: u64 = 1024;
+
 /// The weight by which a load balancer distributes traffic among nodes: the number of endpoints.
 const ENDPOINT_WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
@@ -55,6 +58,8 @@ pub(crate) struct HealthCheckServers {
     /// The bounds of connections of all ports together.
     connections: HttpConnections,
     addresses: NodePortAddresses,
+    /// How many may be open. Further ones wait until others are closed.
+    pub(super) max_open: usize,
     /// The task that owns each listener.
     open: BTreeMap<Listener, JoinSet<()>>,
     failing: BTreeMap<Listener, FailingPort>,
@@ -74,7 +79,8 @@ struct FailingPort {
     error: String,
     repeated: Repeated,
     backoff: Backoff,
-    retry_at: Instant,
+    /// `None`: as soon as another listener is closed.
+    retry_at: Option<Instant>,
 }
 
 impl HealthCheckServers {
@@ -89,6 +95,7 @@ impl HealthCheckServers {
             progress,
             connections: HttpConnections::default(),
             addresses,
+            max_open: max_open(),
             open: BTreeMap::new(),
             failing: BTreeMap::new(),
             failures: health.failures.0.clone(),
@@ -100,7 +107,7 @@ impl HealthCheckServers {
         loop {
             self.reconcile().await;
             self.publish_failures();
-            let retry_at = self.failing.values().map(|failing| failing.retry_at).min();
+            let retry_at = self.failing.values().filter_map(|failing| failing.retry_at).min();
             let has_ports = self.checks.borrow().owners().next().is_some();
             tokio::select! {
                 changed = self.checks.changed() => if changed.is_err() { return },
@@ -156,7 +163,8 @@ impl HealthCheckServers {
         }
         let now = Instant::now();
         for (listener, service) in desired {
-            let due = self.failing.get(&listener).is_none_or(|failing| failing.retry_at <= now);
+            let retry_at = self.failing.get(&listener).and_then(|failing| failing.retry_at);
+            let due = retry_at.is_none_or(|retry_at| retry_at <= now);
             if due && !self.open.contains_key(&listener) {
                 self.open(listener, &service);
             }
@@ -187,8 +195,13 @@ impl HealthCheckServers {
 
     fn open(&mut self, listener: Listener, service: &ServiceName) {
         let Listener { port: check_port @ CheckPort { port, family }, address } = listener;
-        // Programs of clouds give the node a load-balancer IP at any time.
-        match http::bind_early(SocketAddr::new(address, port.get())) {
+        let bound = if self.open.len() < self.max_open {
+            // Programs of clouds give the node a load-balancer IP at any time.
+            http::bind_early(SocketAddr::new(address, port.get())).map_err(|error| error.to_string())
+        } else {
+            Err(format!("the limit of open files allows {} listeners for health checks", self.max_open))
+        };
+        match bound {
             Ok(socket) => {
                 info!(%service, port, %family, %address, "opened a health-check node port");
                 let recovery = self.failing.remove(&listener).and_then(|mut failing| failing.repeated.recovered());
@@ -206,24 +219,32 @@ impl HealthCheckServers {
                 self.open.insert(listener, task);
             }
             Err(error) => {
+                // The reconcile that closes another listener tries again.
+                let is_retried = self.open.len() < self.max_open;
                 let failing = self.failing.entry(listener).or_insert_with(|| FailingPort {
                     error: String::new(),
                     repeated: Repeated::default(),
                     backoff: Backoff::new(MIN_RETRY_DELAY, MAX_RETRY_DELAY),
-                    retry_at: Instant::now(),
+                    retry_at: None,
                 });
-                failing.failed(check_port, service, error.to_string());
+                failing.failed(check_port, service, error, is_retried);
             }
         }
     }
 }
 
 impl FailingPort {
-    /// Logs the failure and schedules the retry.
-    fn failed(&mut self, CheckPort { port, family }: CheckPort, service: &ServiceName, error: String) {
-        let delay = self.backoff.next_delay();
-        self.retry_at = Instant::now() + delay;
-        let retry_in_ms = delay.as_millis();
+    /// Logs the failure and schedules the retry, if time can help.
+    fn failed(
+        &mut self,
+        CheckPort { port, family }: CheckPort,
+        service: &ServiceName,
+        error: String,
+        is_retried: bool,
+    ) {
+        let delay = is_retried.then(|| self.backoff.next_delay());
+        self.retry_at = delay.map(|delay| Instant::now() + delay);
+        let retry_in_ms = delay.map(|delay| delay.as_millis());
         let occurrence = self.repeated.failed(&error);
         warn_if_news!(
             occurrence, %service, port, %family, error, retry_in_ms,
@@ -231,6 +252,13 @@ impl FailingPort {
         );
         self.error = error;
     }
+}
+
+/// Half of the limit of open files, since tenants decide how many listeners there are: the rest is for connections, the
+/// kernel and files.
+fn max_open() -> usize {
+    let limit = runtime::file_limit().unwrap_or(USUAL_FILE_LIMIT);
+    usize::try_from(limit / 2).unwrap_or(usize::MAX)
 }
 
 /// The addresses of the node's interfaces, without VIPs; `None` if they cannot be listed.

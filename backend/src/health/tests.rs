@@ -51,11 +51,17 @@ fn start() -> Fixture {
 }
 
 fn start_at(addresses: NodePortAddresses) -> Fixture {
+    start_with(addresses, |_| {})
+}
+
+fn start_with(addresses: NodePortAddresses, set: impl FnOnce(&mut HealthCheckServers)) -> Fixture {
     let (health, progress) = (HealthChecks::default(), watch::Sender::<Progress>::default());
     progress.send_modify(|progress| progress.last_iteration = Some(tokio::time::Instant::now()));
-    let mut servers = JoinSet::new();
-    servers.spawn(HealthCheckServers::new(&health, addresses, progress.subscribe()).run());
-    Fixture { health, progress, published: RefCell::new(mk_state().build()), _servers: servers }
+    let mut servers = HealthCheckServers::new(&health, addresses, progress.subscribe());
+    set(&mut servers);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(servers.run());
+    Fixture { health, progress, published: RefCell::new(mk_state().build()), _servers: tasks }
 }
 
 impl Fixture {
@@ -337,6 +343,35 @@ fn port_of_a_removed_service_is_not_retried() {
         // Longer than the longest first delay.
         tokio::time::sleep(Duration::from_millis(500)).await;
         assert_eq!(ask(IpFamily::V4).await.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    });
+}
+
+#[test]
+fn ports_beyond_the_bound_are_failures_and_opened_when_there_is_room() {
+    run(|| async {
+        let mut fixture = start_with(NodePortAddresses::all(), |servers| servers.max_open = 1);
+        let service = |port| {
+            move |service: ServiceBuilder| {
+                let service = service.cluster_ip("10.96.0.1").health_check_node_port(port);
+                service.local_endpoints(["10.244.1.1:80"])
+            }
+        };
+        let both = mk_state().service("default/other", service(PORT + 1)).service("default/web", service(PORT));
+        fixture.publish(&both.build());
+        fixture.health.changed().await;
+        assert_eq!(ask(IpFamily::V4).await.unwrap(), answer(200, 1, "true"));
+        let failures = fixture.health.failures();
+        let [failure] = failures.as_slice() else { panic!("{failures:?}") };
+        let why = "the limit of open files allows 1 listeners for health checks";
+        assert_eq!(failure.reason, format!("health-check node port 32001 (IPv4) cannot be opened: {why}"));
+        let other = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT + 1));
+        assert!(TcpStream::connect(other).await.is_err());
+
+        fixture.publish(&mk_state().service("default/other", service(PORT + 1)).build());
+        fixture.health.changed().await;
+        assert!(fixture.health.failures().is_empty());
+        TcpStream::connect(other).await.unwrap();
+        until_refused(IpFamily::V4).await;
     });
 }
 

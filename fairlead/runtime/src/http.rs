@@ -30,10 +30,13 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, sleep_until},
 };
-use tracing::{Instrument as _, debug, warn};
+use tracing::{Instrument as _, debug, info};
 
 use self::connections::HttpPermit;
-use crate::failure::chain;
+use crate::{
+    failure::{Recovery, Repeated, chain},
+    warn_if_news,
+};
 
 pub use connections::HttpConnections;
 pub use listen::{OnBindError, bind, bind_both_families, bind_early, serve_at};
@@ -91,6 +94,7 @@ where
 {
     let answer: Answers = Arc::new(move |request: &Request<Incoming>| -> Answer { answer(request).into() });
     let mut tasks = JoinSet::new();
+    let mut accepting = Repeated::default();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -99,6 +103,10 @@ where
         match accepted {
             // Fails when the client has disconnected.
             Ok((stream, _)) => {
+                if let Some(Recovery { count: failures, duration }) = accepting.recovered() {
+                    let after_ms = duration.as_millis();
+                    info!(server = name, failures, after_ms, "connections are accepted again");
+                }
                 if let Ok(permit) = connections.admit(&stream) {
                     let answer = answer.clone();
                     let serving = async move {
@@ -111,7 +119,8 @@ where
                 }
             }
             Err(error) => {
-                warn!(server = name, %error, "cannot accept connections");
+                let occurrence = accepting.failed(&error.to_string());
+                warn_if_news!(occurrence, server = name, %error, "cannot accept connections");
                 sleep(ACCEPT_DELAY).await;
             }
         }

@@ -13,7 +13,7 @@
 //! certificate                    when certificates are valid
 //! connect_advice                 what to do about a failed connection
 //! ConnectionTable                bounds of connections, in total and for each client
-//! raise_file_limit               RLIMIT_NOFILE, for thousands of connections
+//! raise_file_limit, file_limit   RLIMIT_NOFILE, for thousands of connections
 //! set_oom_score_adj              oom_score_adj of this process
 //! http::serve, http::serve_at    HTTP/1.1 for metrics and health
 //! metrics::scrape                the response to a Prometheus scrape
@@ -43,7 +43,7 @@ mod primitives {
 
 pub use backoff::Backoff;
 pub use connections::{ClientSource, ConnectionBounds, ConnectionPermit, ConnectionTable};
-pub use limits::{raise_file_limit, set_oom_score_adj};
+pub use limits::{file_limit, raise_file_limit, set_oom_score_adj};
 pub use locks::lock;
 pub use log::LogFormat;
 pub use ready::{Ready, ReadyGuard};

@@ -15,6 +15,15 @@ pub fn raise_file_limit() -> io::Result<u64> {
     Ok(hard)
 }
 
+/// How many files this process may open at the same time: the soft limit.
+///
+/// # Errors
+/// The kernel does not tell.
+pub fn file_limit() -> io::Result<u64> {
+    let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok(soft)
+}
+
 /// Sets `oom_score_adj` of this process (proc(5)): -1000 is never killed, 1000 is killed first.
 ///
 /// # Errors
@@ -31,6 +40,7 @@ mod tests {
     fn soft_limit_becomes_hard_limit() {
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
         setrlimit(Resource::RLIMIT_NOFILE, 64.min(hard), hard).unwrap();
+        assert_eq!(file_limit().unwrap(), 64.min(hard));
         assert_eq!(raise_file_limit().unwrap(), hard);
         assert_eq!(getrlimit(Resource::RLIMIT_NOFILE).unwrap(), (hard, hard));
     }

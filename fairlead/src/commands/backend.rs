@@ -96,6 +96,7 @@ fn spawn(
     tasks: &mut Tasks,
 ) -> Result<()> {
     let mode = args.name()?;
+    super::raise_file_limit();
     let AnyBackendArgs { common, iptables, ipvs, .. } = args;
     let options = DataplaneOptions {
         invalid_packets: common.conntrack.invalid_packets(),

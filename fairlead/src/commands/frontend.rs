@@ -19,10 +19,7 @@ const UPDATES: usize = 1024;
 /// Runs until the shutdown.
 pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
     let secured = args.tls.tls_auth(args.source.kubeconfig()).await?;
-    // Each node takes a file descriptor.
-    if let Err(error) = runtime::raise_file_limit() {
-        warn!(%error, "cannot raise the limit of open files, leaving it unchanged");
-    }
+    super::raise_file_limit();
     let mut listeners = Vec::new();
     for address in &args.listen.listen {
         let listener = match &secured {
