@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    mem,
+    io, mem,
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -22,10 +22,10 @@ use runtime::{
 use serde::Serialize;
 use tokio::{
     sync::watch,
-    task::JoinSet,
+    task::{JoinSet, spawn_blocking},
     time::{Instant, sleep},
 };
-use tracing::{Instrument as _, info, info_span, warn};
+use tracing::{Instrument as _, info, info_span};
 
 use super::{
     HealthChecks,
@@ -40,6 +40,9 @@ use crate::{
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
+
+/// The shortest delay before addresses of interfaces that cannot be listed are listed again.
+const MIN_LIST_DELAY: Duration = Duration::from_secs(1);
 
 /// How often the addresses of interfaces are listed, if listeners depend on them.
 const ADDRESS_INTERVAL: Duration = Duration::from_secs(10);
@@ -58,6 +61,10 @@ pub(crate) struct HealthCheckServers {
     /// The bounds of connections of all ports together.
     connections: HttpConnections,
     addresses: NodePortAddresses,
+    /// Lists the addresses of the node's interfaces, without VIPs. Blocks.
+    pub(super) list_addresses: ListAddresses,
+    listing: Repeated,
+    list_backoff: Backoff,
     /// How many may be open. Further ones wait until others are closed.
     pub(super) max_open: usize,
     /// The task that owns each listener.
@@ -66,6 +73,8 @@ pub(crate) struct HealthCheckServers {
     /// The ports that cannot be opened, and those that belong to another Service.
     failures: watch::Sender<Vec<ServicePortFailure>>,
 }
+
+type ListAddresses = fn() -> io::Result<HashSet<IpAddr>>;
 
 /// A port at an address of the node, or at the unspecified one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -95,6 +104,9 @@ impl HealthCheckServers {
             progress,
             connections: HttpConnections::default(),
             addresses,
+            list_addresses: || netlink::rtnl::addresses_except(&[IPVS_DEVICE]).map_err(io::Error::other),
+            listing: Repeated::default(),
+            list_backoff: Backoff::new(MIN_LIST_DELAY, MAX_RETRY_DELAY),
             max_open: max_open(),
             open: BTreeMap::new(),
             failing: BTreeMap::new(),
@@ -105,7 +117,19 @@ impl HealthCheckServers {
     /// Opens and closes listeners until the [`HealthChecks`] are dropped. Dropping the future closes all of them.
     pub(crate) async fn run(mut self) {
         loop {
-            self.reconcile().await;
+            let interfaces = match self.interface_addresses().await {
+                Ok(interfaces) => interfaces,
+                // The listeners stay as they are.
+                Err(delay) => {
+                    self.publish_failures();
+                    sleep(delay).await;
+                    if self.checks.has_changed().is_err() {
+                        return;
+                    }
+                    continue;
+                }
+            };
+            self.reconcile(&interfaces).await;
             self.publish_failures();
             let retry_at = self.failing.values().filter_map(|failing| failing.retry_at).min();
             let has_ports = self.checks.borrow().owners().next().is_some();
@@ -139,14 +163,42 @@ impl HealthCheckServers {
         interfaces.iter().copied().filter(is_listened_at).collect()
     }
 
-    async fn reconcile(&mut self) {
-        let interfaces = if self.depends_on_interfaces() { interface_addresses().await } else { Some(HashSet::new()) };
-        // If they cannot be listed, the listeners stay as they are.
-        let Some(interfaces) = interfaces else { return };
+    /// The addresses of the node's interfaces, if listeners depend on them. An error is the delay before the next try.
+    async fn interface_addresses(&mut self) -> Result<HashSet<IpAddr>, Duration> {
+        if !self.depends_on_interfaces() {
+            return Ok(HashSet::new());
+        }
+        // The thread inherits the network namespace.
+        let listed = spawn_blocking(self.list_addresses).await;
+        match listed.unwrap_or_else(|panicked| Err(io::Error::other(panicked))) {
+            Ok(addresses) => {
+                self.list_backoff.reset();
+                if let Some(Recovery { count: failures, duration }) = self.listing.recovered() {
+                    let after_ms = duration.as_millis();
+                    info!(failures, after_ms, "the node's addresses for health-check node ports could be listed again");
+                }
+                Ok(addresses)
+            }
+            Err(error) => {
+                let delay = self.list_backoff.next_delay();
+                let (error, retry_in_ms) = (chain(&error), delay.as_millis());
+                let occurrence = self.listing.failed(&error);
+                warn_if_news!(
+                    occurrence,
+                    error,
+                    retry_in_ms,
+                    "cannot list the node's addresses for health-check node ports, retrying"
+                );
+                Err(delay)
+            }
+        }
+    }
+
+    async fn reconcile(&mut self, interfaces: &HashSet<IpAddr>) {
         let mut desired: BTreeMap<Listener, ServiceName> = BTreeMap::new();
         let checks = self.checks.borrow_and_update().clone();
         for (port, service) in checks.owners() {
-            let mut addresses = self.addresses(port.family, &checks, &interfaces);
+            let mut addresses = self.addresses(port.family, &checks, interfaces);
             if !addresses.contains(&port.family.unspecified()) {
                 addresses.extend(checks.load_balancer_ips(service, port.family));
             }
@@ -259,19 +311,6 @@ impl FailingPort {
 fn max_open() -> usize {
     let limit = runtime::file_limit().unwrap_or(USUAL_FILE_LIMIT);
     usize::try_from(limit / 2).unwrap_or(usize::MAX)
-}
-
-/// The addresses of the node's interfaces, without VIPs; `None` if they cannot be listed.
-async fn interface_addresses() -> Option<HashSet<IpAddr>> {
-    // The thread inherits the network namespace.
-    match tokio::task::spawn_blocking(|| netlink::rtnl::addresses_except(&[IPVS_DEVICE])).await {
-        Ok(Ok(addresses)) => Some(addresses),
-        Ok(Err(error)) => {
-            warn!(error = chain(&error), "cannot list the node's addresses for health-check node ports");
-            None
-        }
-        Err(_) => None,
-    }
 }
 
 /// The body, with the fields that kube-proxy has.

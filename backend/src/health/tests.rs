@@ -6,6 +6,7 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     process::Command,
+    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
@@ -373,6 +374,22 @@ fn ports_beyond_the_bound_are_failures_and_opened_when_there_is_room() {
         TcpStream::connect(other).await.unwrap();
         until_refused(IpFamily::V4).await;
     });
+}
+
+#[tokio::test(start_paused = true)]
+async fn addresses_that_cannot_be_listed_are_listed_again_after_a_delay() {
+    static LISTS: AtomicU32 = AtomicU32::new(0);
+    let range = NodePortAddresses::Cidrs(vec!["192.168.0.0/16".parse().unwrap()]);
+    let fixture = start_with(range, |servers| {
+        servers.list_addresses = || {
+            LISTS.fetch_add(1, Ordering::Relaxed);
+            Err(io::Error::other("no answer of the kernel"))
+        };
+    });
+    fixture.publish(&state(&["10.244.1.1:80"]));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let lists = LISTS.load(Ordering::Relaxed);
+    assert!((2..=61).contains(&lists), "{lists}");
 }
 
 #[test]
