@@ -45,7 +45,9 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     let Cli { log: LogArgs { log_format, log_filter }, mut command } = cli;
     let is_server = matches!(command, Command::Frontend(_) | Command::Backend { .. } | Command::Local(_));
     let log_filter = log_filter.unwrap_or_else(|| if is_server { "info" } else { "warn" }.to_owned());
-    log::init(log_format, &log_filter)?;
+    // A server must not wait for stderr, and another command must not lose a line.
+    let init = if is_server { log::init_queued } else { log::init };
+    init(log_format, &log_filter)?;
     if let Some(file) = file {
         info!(file = %file.display(), "configuration file read");
     }

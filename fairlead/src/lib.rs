@@ -17,6 +17,7 @@ mod takeover;
 mod tests;
 
 use exit_code::ExitCode;
+use runtime::log;
 
 /// Runs the command that the arguments of the process name, and returns its exit code.
 #[must_use]
@@ -30,8 +31,9 @@ pub fn main() -> std::process::ExitCode {
         if let Some(error) = error.downcast_ref::<clap::Error>() {
             error.exit();
         }
-        eprintln!("fairlead: {error:#}");
+        log::write_line(&format!("fairlead: {error:#}"));
         ExitCode::CouldNotRun
     });
+    log::flush();
     code.into()
 }

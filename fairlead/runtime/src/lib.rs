@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! log::init                      one event per line on stderr, text or JSON
+//! log::init_queued, log::flush   the same, written by a thread: nothing waits for a stderr that hangs
 //! Shutdown::on_signals ──┐
 //! Ready::guard ─ Ready   │       ready once every guard has been dropped
 //! Tasks::spawn ─ Tasks::run      ends when any task ends or Shutdown is triggered, with a deadline for the others

@@ -3,14 +3,28 @@
 //! JSON keys: `timestamp` (RFC 3339, UTC), `level`, `target`, `message`, `spans` (outermost first), and the event's own
 //! fields beside them.
 
+mod queue;
+
 use std::{
-    io::{self, IsTerminal},
+    io::{self, IsTerminal, Write as _},
+    panic,
     str::FromStr,
+    sync::OnceLock,
+    thread,
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
 use tracing::Subscriber;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter, util::SubscriberInitExt};
+
+use queue::Queue;
+
+/// The lines of a process that does not wait for stderr.
+static QUEUE: OnceLock<Queue> = OnceLock::new();
+
+/// How long [`flush`] waits for a stderr that hangs.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,11 +41,52 @@ pub enum LogFormat {
 const DEFAULT_DIRECTIVES: &str = "kube_client::client::builder=off";
 
 /// Writes all events of this process to stderr. `filter` is a list of directives, as in `info,fairlead_backend=debug`.
+/// An event waits until it is written; errors of stderr are ignored.
 ///
 /// # Errors
 /// A directive cannot be parsed, or logging is already set up.
 pub fn init(format: LogFormat, filter: &str) -> Result<()> {
     subscriber(format, filter, io::stderr().is_terminal(), io::stderr)?.try_init().context("logging is already set up")
+}
+
+/// As [`init`], for a process that must go on while stderr hangs: a thread writes the events. At most 1 MiB of them
+/// wait, and the number of lost ones is logged. Call [`flush`] before the process ends.
+///
+/// # Errors
+/// As those of [`init`], or the thread cannot be started.
+pub fn init_queued(format: LogFormat, filter: &str) -> Result<()> {
+    let queue = Queue::default();
+    let (lines, writer) = (queue.clone(), queue.clone());
+    let subscriber = subscriber(format, filter, io::stderr().is_terminal(), move || lines.clone())?;
+    let started = thread::Builder::new().name("log".to_owned()).spawn(move || writer.write_to(io::stderr()));
+    started.context("cannot start the thread that writes log lines")?;
+    subscriber.try_init().context("logging is already set up")?;
+    QUEUE.get_or_init(|| queue);
+    // What was logged before a panic is needed most.
+    let print_panic = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        flush();
+        print_panic(panic);
+    }));
+    Ok(())
+}
+
+/// Writes a line to stderr as it is, after the events so far. Errors of stderr are ignored.
+pub fn write_line(line: &str) {
+    let line = format!("{line}\n");
+    // Both fail only with stderr, where an error would have to be printed.
+    let _ = match QUEUE.get() {
+        Some(queue) => queue.clone().write_all(line.as_bytes()),
+        None => io::stderr().write_all(line.as_bytes()),
+    };
+}
+
+/// Waits until all events are written, for a second at most: a stderr that hangs must not prevent the end of the
+/// process.
+pub fn flush() {
+    if let Some(queue) = QUEUE.get() {
+        queue.flush(FLUSH_TIMEOUT);
+    }
 }
 
 fn subscriber<W>(format: LogFormat, filter: &str, is_coloured: bool, to: W) -> Result<Box<dyn Subscriber + Send + Sync>>
@@ -41,7 +96,8 @@ where
     let filter = EnvFilter::builder()
         .parse(format!("{DEFAULT_DIRECTIVES},{filter}"))
         .with_context(|| format!("log filter {filter:?}: expected directives such as info,fairlead_backend=debug"))?;
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(to);
+    // It would print an error of stderr to stderr, and panic.
+    let lines = tracing_subscriber::fmt().log_internal_errors(false).with_env_filter(filter).with_writer(to);
     Ok(match format {
         LogFormat::Text => Box::new(lines.with_ansi(is_coloured).finish()),
         // The innermost span is the last of `spans`; a second copy of it under its own key would only cost bytes.

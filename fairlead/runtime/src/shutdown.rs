@@ -10,6 +10,8 @@ use tokio::{
 };
 use tracing::{error, info};
 
+use crate::log;
+
 /// Waits for the shutdown. Clones wait for the same one.
 #[derive(Clone, Debug)]
 pub struct Shutdown {
@@ -48,6 +50,7 @@ impl Shutdown {
             trigger.fire();
             let name = next().await;
             error!(signal = name, "second signal, exiting without waiting for tasks");
+            log::flush();
             std::process::exit(1);
         });
         Ok(shutdown)

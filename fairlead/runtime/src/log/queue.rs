@@ -1,0 +1,194 @@
+//! Log lines that a thread writes: threads that log do not wait for a disk or a reader that hangs.
+
+use std::{
+    io, mem,
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    thread::{self, ThreadId},
+    time::Duration,
+};
+
+use tracing::warn;
+
+use crate::lock;
+
+/// How many bytes of lines may wait. Further lines are dropped.
+const MAX_BYTES: usize = 1 << 20;
+
+/// The lines that wait. Each `write` is a line, and its clones are the same queue.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Queue(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    lines: Mutex<Lines>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Lines {
+    waiting: Vec<u8>,
+    /// A line has been dropped since the writer took those that waited.
+    is_full: bool,
+    /// How many lines are lost, since that was last logged.
+    lost: u64,
+    /// The thread that writes. What it logs itself is never dropped: the number of lost lines.
+    writer: Option<ThreadId>,
+    is_writing: bool,
+}
+
+impl Queue {
+    /// Writes the lines, forever.
+    pub(super) fn write_to(&self, mut to: impl io::Write) {
+        lock(&self.0.lines).writer = Some(thread::current().id());
+        loop {
+            let batch = self.next_batch();
+            let result = to.write_all(&batch);
+            let mut lines = lock(&self.0.lines);
+            if result.is_err() {
+                lines.lost += batch.iter().filter(|byte| **byte == b'\n').count() as u64;
+            } else {
+                let lost = mem::take(&mut lines.lost);
+                drop(lines);
+                if lost > 0 {
+                    warn!(lines = lost, "log lines are lost: stderr could not be written, or not fast enough");
+                }
+                lines = lock(&self.0.lines);
+            }
+            lines.is_writing = false;
+            drop(lines);
+            self.0.changed.notify_all();
+        }
+    }
+
+    fn next_batch(&self) -> Vec<u8> {
+        let lines = lock(&self.0.lines);
+        let is_idle = |lines: &mut Lines| lines.waiting.is_empty() && !lines.is_full;
+        let mut lines = self.0.changed.wait_while(lines, is_idle).unwrap_or_else(PoisonError::into_inner);
+        lines.is_writing = true;
+        lines.is_full = false;
+        mem::take(&mut lines.waiting)
+    }
+
+    /// Waits until all lines are written, for at most this time.
+    pub(super) fn flush(&self, timeout: Duration) {
+        let lines = lock(&self.0.lines);
+        let is_busy = |lines: &mut Lines| lines.is_writing || lines.is_full || !lines.waiting.is_empty();
+        drop(self.0.changed.wait_timeout_while(lines, timeout, is_busy));
+    }
+}
+
+impl io::Write for Queue {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let mut lines = lock(&self.0.lines);
+        lines.is_full |= lines.waiting.len() + line.len() > MAX_BYTES;
+        if lines.is_full && lines.writer != Some(thread::current().id()) {
+            lines.lost += 1;
+        } else {
+            lines.waiting.extend_from_slice(line);
+        }
+        drop(lines);
+        self.0.changed.notify_all();
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use tracing::{Dispatch, dispatcher::with_default, info};
+
+    use super::*;
+    use crate::log::{LogFormat, subscriber};
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// A writer that hangs until the sender is dropped.
+    struct Hanging {
+        ends: mpsc::Receiver<()>,
+        written: Arc<Mutex<Vec<u8>>>,
+    }
+
+    impl io::Write for Hanging {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let _ = self.ends.recv();
+            lock(&self.written).extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn dispatch(queue: &Queue) -> Dispatch {
+        let queue = queue.clone();
+        Dispatch::new(subscriber(LogFormat::Text, "info", false, move || queue.clone()).unwrap())
+    }
+
+    #[test]
+    fn threads_that_log_do_not_wait_for_a_writer_that_hangs() {
+        const LINES: u64 = 10_000;
+        let queue = Queue::default();
+        let dispatch = dispatch(&queue);
+        let (hang, ends) = mpsc::channel();
+        let written = Arc::new(Mutex::new(Vec::new()));
+        thread::spawn({
+            let (queue, dispatch, written) = (queue.clone(), dispatch.clone(), written.clone());
+            move || with_default(&dispatch, || queue.write_to(Hanging { ends, written }))
+        });
+        with_default(&dispatch, || {
+            for number in 0..LINES {
+                info!(number, "{}", "x".repeat(1000));
+            }
+        });
+        queue.flush(Duration::from_millis(10));
+        assert!(lock(&written).is_empty());
+        assert!(lock(&queue.0.lines).waiting.len() <= MAX_BYTES);
+
+        drop(hang);
+        queue.flush(PATIENCE);
+        let text = String::from_utf8(lock(&written).clone()).unwrap();
+        let kept = text.lines().filter(|line| line.contains("number=")).count() as u64;
+        assert!(kept > 500, "{kept}");
+        let last = text.lines().last().unwrap();
+        let lost = format!("lines={}", LINES - kept);
+        assert!(last.contains("log lines are lost") && last.ends_with(&lost), "{last}, expected {lost}");
+    }
+
+    #[test]
+    fn lines_that_cannot_be_written_are_counted() {
+        struct FailingOnce(bool, Arc<Mutex<Vec<u8>>>);
+        impl io::Write for FailingOnce {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                if !mem::replace(&mut self.0, true) {
+                    return Err(io::ErrorKind::StorageFull.into());
+                }
+                lock(&self.1).extend_from_slice(bytes);
+                Ok(bytes.len())
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let queue = Queue::default();
+        let dispatch = dispatch(&queue);
+        let written = Arc::new(Mutex::new(Vec::new()));
+        thread::spawn({
+            let (queue, dispatch, written) = (queue.clone(), dispatch.clone(), written.clone());
+            move || with_default(&dispatch, || queue.write_to(FailingOnce(false, written)))
+        });
+        for message in ["first", "second"] {
+            with_default(&dispatch, || info!("{message}"));
+            queue.flush(PATIENCE);
+        }
+        let text = String::from_utf8(lock(&written).clone()).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        assert!(lines.len() == 2 && lines[0].ends_with("second") && lines[1].ends_with("lines=1"), "{text}");
+    }
+}
