@@ -1,16 +1,24 @@
 //! The credentials of an `https` connection. The files are read for each connection, so that they can be replaced at
 //! any time.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result};
-use tokio::fs;
+use tokio::{sync::Semaphore, task::spawn_blocking};
 use tonic::{
     metadata::{Ascii, MetadataValue},
     transport::{Certificate, ClientTlsConfig, Identity},
 };
 
 use super::CONNECT_TIMEOUT;
+
+/// How many files are read at the same time. Each takes a thread, for as long as a disk hangs.
+const MAX_READS: usize = 4;
+
+static READS: Semaphore = Semaphore::const_new(MAX_READS);
 
 /// The files that authenticate both ends. Used for `https` only: a token is never sent in the clear.
 #[derive(Clone, Debug, Default)]
@@ -57,5 +65,41 @@ impl Credentials {
 
 async fn read(path: &Path, flag: &str) -> Result<Vec<u8>> {
     let context = || format!("cannot read {} ({flag}: check the path, the mount and the permissions)", path.display());
-    fs::read(path).await.with_context(context)
+    let permit = READS.acquire().await.with_context(context)?;
+    let file = path.to_owned();
+    let read = spawn_blocking(move || {
+        // Held until the read has ended, also when nothing waits for it any more.
+        let _permit = permit;
+        fs::read(file)
+    });
+    read.await.with_context(context)?.with_context(context)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{process::Command, time::Duration};
+
+    use tokio::{runtime::Builder, time::timeout};
+
+    use super::*;
+
+    #[test]
+    fn attempts_to_connect_take_few_threads_while_a_disk_hangs() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let credentials = Credentials { token: Some(path.clone()), ..Credentials::default() };
+        let runtime = Builder::new_current_thread().thread_name("hung disk").enable_all().build().unwrap();
+        runtime.block_on(async {
+            for _ in 0..5 * MAX_READS {
+                timeout(Duration::from_millis(10), credentials.token()).await.unwrap_err();
+            }
+        });
+        let tasks = fs::read_dir("/proc/self/task").unwrap().filter_map(Result::ok);
+        let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+        let threads = names.filter(|name| name.trim() == "hung disk").count();
+        assert!((1..=MAX_READS).contains(&threads), "{threads}");
+        // A peer of the FIFO ends the reads.
+        fs::write(path, "").unwrap();
+    }
 }

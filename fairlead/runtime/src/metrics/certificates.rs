@@ -1,12 +1,27 @@
 //! When the certificates in files begin and cease to be valid. The files are read at each scrape: the process reloads
-//! them too when they change.
+//! them too when they change. A thread reads them, so that a scrape does not wait for a disk that hangs.
 
-use std::{fmt, fs, path::PathBuf};
+use std::{
+    fmt, fs,
+    path::PathBuf,
+    sync::{
+        Mutex,
+        mpsc::{self, Receiver, RecvTimeoutError},
+    },
+    thread,
+    time::Duration,
+};
 
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Unit};
 
 use super::{Registry, Writer};
-use crate::certificate::{Validity, validities};
+use crate::{
+    certificate::{Validity, validities},
+    lock,
+};
+
+/// How long a scrape waits for a read that it has started. It then has the samples of the last one that ended.
+const READ_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(3) } else { Duration::from_millis(100) };
 
 /// A PEM file with certificates that this process uses.
 #[derive(Clone, Debug)]
@@ -21,13 +36,26 @@ pub struct CertificateFile {
 }
 
 #[derive(Debug)]
-struct Certificates(Vec<CertificateFile>);
+struct Certificates {
+    files: Vec<CertificateFile>,
+    reads: Mutex<Reads>,
+}
+
+/// The file's label, and what it contains.
+type FileValidity = (&'static str, Validity);
+
+#[derive(Debug, Default)]
+struct Reads {
+    last: Vec<FileValidity>,
+    /// The read whose result nothing has received yet.
+    running: Option<Receiver<Vec<FileValidity>>>,
+}
 
 /// The validity of the certificates in these files. A file that cannot be read has no sample.
 #[must_use]
 pub fn certificates(files: Vec<CertificateFile>) -> Registry {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Certificates(files)));
+    registry.register_collector(Box::new(Certificates { files, reads: Mutex::default() }));
     registry
 }
 
@@ -40,22 +68,52 @@ impl CertificateFile {
     }
 }
 
+impl Certificates {
+    /// The validity of all files that can be read. There is one thread at most: if an earlier one still reads, there is
+    /// no other.
+    fn read(&self) -> Vec<FileValidity> {
+        let mut reads = lock(&self.reads);
+        let timeout = if reads.running.is_some() { Duration::ZERO } else { READ_TIMEOUT };
+        let running = reads.running.take().or_else(|| self.start_read());
+        match running.as_ref().map(|running| running.recv_timeout(timeout)) {
+            Some(Ok(read)) => reads.last = read,
+            Some(Err(RecvTimeoutError::Timeout)) => reads.running = running,
+            Some(Err(RecvTimeoutError::Disconnected)) | None => {}
+        }
+        reads.last.clone()
+    }
+
+    /// `None` when there can be no more threads.
+    fn start_read(&self) -> Option<Receiver<Vec<FileValidity>>> {
+        let (sender, receiver) = mpsc::channel();
+        let files = self.files.clone();
+        let read = move || {
+            let read = files.iter().filter_map(|file| Some((file.name, file.validity()?))).collect();
+            // Fails when the registry has been dropped.
+            let _ = sender.send(read);
+        };
+        thread::Builder::new().name("certificates".to_owned()).spawn(read).ok()?;
+        Some(receiver)
+    }
+}
+
 impl Collector for Certificates {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut writer = Writer::new(encoder);
-        let read: Vec<_> =
-            self.0.iter().filter_map(|file| Some(([("certificate", file.name)], file.validity()?))).collect();
+        let read = self.read();
         let text = "Unix time at which a certificate that this process uses expires.";
-        let samples = read.iter().map(|(label, validity)| (*label, validity.not_after as f64));
+        let samples = read.iter().map(|(name, validity)| ([("certificate", *name)], validity.not_after as f64));
         writer.labelled_gauge("fairlead_certificate_not_after_timestamp", text, Some(Unit::Seconds), samples)?;
         let text = "Unix time from which a certificate that this process uses is valid.";
-        let samples = read.iter().map(|(label, validity)| (*label, validity.not_before as f64));
+        let samples = read.iter().map(|(name, validity)| ([("certificate", *name)], validity.not_before as f64));
         writer.labelled_gauge("fairlead_certificate_not_before_timestamp", text, Some(Unit::Seconds), samples)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{process::Command, time::Instant};
+
     use prometheus_client::encoding::text;
     use rcgen::{CertificateParams, KeyPair, date_time_ymd};
 
@@ -92,5 +150,34 @@ mod tests {
         // The file has been replaced.
         fs::write(&path, pem(1974)).unwrap();
         assert!(scrape().contains("{certificate=\"chain\"} 126230400.0"), "{}", scrape());
+    }
+
+    /// Opening a FIFO blocks until there is a peer, like a file on a disk that hangs.
+    #[test]
+    fn scrapes_do_not_wait_for_a_disk_that_hangs() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("certificate.pem");
+        let registry = certificates(vec![CertificateFile { name: "node", path: path.clone(), is_bundle: false }]);
+        let is_shown = |not_after: &str| {
+            let mut body = String::new();
+            text::encode(&mut body, &registry).unwrap();
+            body.contains(&format!("{{certificate=\"node\"}} {not_after}"))
+        };
+        fs::write(&path, pem(1972)).unwrap();
+        assert!(is_shown("63072000.0"));
+
+        fs::remove_file(&path).unwrap();
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let begun = Instant::now();
+        assert!((0..100).all(|_| is_shown("63072000.0")), "the last result");
+        assert!(begun.elapsed() < 2 * READ_TIMEOUT, "only the scrape that starts the read waits");
+
+        // The read ends.
+        fs::write(&path, pem(1973)).unwrap();
+        let begun = Instant::now();
+        while !is_shown("94694400.0") {
+            assert!(begun.elapsed() < Duration::from_secs(20));
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 }
