@@ -20,7 +20,7 @@ mod sink;
 mod state;
 #[cfg(test)]
 mod tests;
-mod truncated;
+pub(crate) mod truncated;
 
 use std::{sync::Arc, time::Duration};
 

@@ -35,6 +35,7 @@ use self::{
     limits::{ReviewLimiter, ReviewShare},
 };
 use super::{Identity, authenticator::AuthnError};
+use crate::session::truncated::excerpt;
 
 pub use self::limits::TokenLimits;
 pub(crate) use self::limits::TokenSource;
@@ -46,8 +47,11 @@ mod primitives {
 
 /// The prefix of the user names of ServiceAccounts.
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
-/// How long an accepted token is cached; never longer than it is valid.
+/// How long an accepted token is cached; never longer than it is valid, but for [`MIN_ACCEPTED_TTL`].
 const ACCEPTED_TTL: Duration = Duration::from_secs(120);
+/// How long a token is cached that the API server accepts, but that has expired by the clock of the frontend: the
+/// reviews of accepted tokens are not limited otherwise.
+const MIN_ACCEPTED_TTL: Duration = Duration::from_secs(1);
 /// How long a rejected token is cached.
 const REJECTED_TTL: Duration = Duration::from_secs(30);
 /// How long a review may take, including the wait for its permit.
@@ -99,7 +103,9 @@ impl Tokens {
         }
         let claims = Claims::parse(token);
         if let Some(claims) = &claims {
-            claims.check(&self.options, &self.admins, SystemTime::now()).map_err(AuthnError::Token)?;
+            let checked = claims.check(&self.options, &self.admins, SystemTime::now());
+            // The client has chosen the claims.
+            checked.map_err(|why| AuthnError::Token(excerpt(&why)))?;
         }
         let hash = hash(token);
         let (entry, was_accepted) = self.cache.entry(hash);
@@ -168,7 +174,7 @@ fn hash(token: &str) -> TokenHash {
 /// How long an accepted token is cached.
 fn accepted_ttl(now: SystemTime, expiry: Option<SystemTime>) -> Duration {
     let left = expiry.map_or(ACCEPTED_TTL, |expiry| expiry.duration_since(now).unwrap_or_default());
-    left.min(ACCEPTED_TTL)
+    left.clamp(MIN_ACCEPTED_TTL, ACCEPTED_TTL)
 }
 
 impl TokenOptions {

@@ -12,7 +12,7 @@ const MAX_DEGRADED_BYTES: usize = 512;
 const MAX_FAILURE_BYTES: usize = 256 << 10;
 
 /// The start of a text that a client may have chosen, for log lines and the status.
-pub(super) fn excerpt(text: &impl ToString) -> String {
+pub(crate) fn excerpt(text: &impl ToString) -> String {
     let mut text = text.to_string();
     if let Some((end, _)) = text.char_indices().nth(MAX_EXCERPT_CHARS) {
         text.truncate(end);
