@@ -13,6 +13,7 @@ mod files;
 
 use std::{
     path::PathBuf,
+    pin::pin,
     sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
@@ -20,13 +21,17 @@ use std::{
 use anyhow::Result;
 use runtime::{Shutdown, lock};
 use rustls::ServerConfig;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tracing::{error, info};
 
 use self::files::Contents;
 
 /// How often the files are read.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// The delay before files that cannot be used are read again: they may be replaced one after the other.
+const REREAD_DELAY: Duration = Duration::from_millis(500);
+/// How long a read may take before it is reported.
+const READ_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(1) } else { Duration::from_secs(10) };
 
 /// The TLS files, all PEM.
 #[derive(Clone, Debug)]
@@ -78,21 +83,29 @@ impl ReloadingTls {
 
     /// Reloads the files when they change, until the shutdown. Files that cannot be used are ignored.
     pub async fn watch_files(self, mut shutdown: Shutdown) {
-        while shutdown.run_until_started(sleep(POLL_INTERVAL)).await.is_some() {
+        // A read of a disk that hangs does not end.
+        shutdown.run_until_started(self.reload_on_changes()).await;
+    }
+
+    async fn reload_on_changes(&self) {
+        loop {
+            sleep(POLL_INTERVAL).await;
             self.reload_if_changed().await;
         }
     }
 
     async fn reload_if_changed(&self) {
-        let files = &self.files;
-        let contents = Contents::read(files).await.map_err(|error| format!("{error:#}"));
+        let mut contents = self.read().await;
         if lock(&self.current).seen == contents {
             return;
         }
-        let config = match &contents {
-            Ok(contents) => contents.config(files).map_err(|error| format!("{error:#}")),
-            Err(error) => Err(error.clone()),
-        };
+        let mut config = self.config_of(&contents);
+        if config.is_err() {
+            sleep(REREAD_DELAY).await;
+            contents = self.read().await;
+            config = self.config_of(&contents);
+        }
+        let files = &self.files;
         let mut current = lock(&self.current);
         match config {
             Ok(config) => {
@@ -110,8 +123,105 @@ impl ReloadingTls {
         current.seen = contents;
     }
 
+    /// Reads the files. A read that takes too long is reported and waited for: further ones would hang, too.
+    async fn read(&self) -> Result<Contents, String> {
+        let mut reading = pin!(Contents::read(&self.files));
+        let contents = match timeout(READ_TIMEOUT, reading.as_mut()).await {
+            Ok(contents) => contents,
+            Err(_) => {
+                self.report_slow_read();
+                reading.await
+            }
+        };
+        contents.map_err(|error| format!("{error:#}"))
+    }
+
+    fn report_slow_read(&self) {
+        let error = format!("no answer of the disk in {READ_TIMEOUT:?}");
+        error!(error, "cannot read TLS files, keeping the previous ones in use");
+        let mut current = lock(&self.current);
+        current.error = Some(error.clone());
+        current.seen = Err(error);
+    }
+
+    fn config_of(&self, contents: &Result<Contents, String>) -> Result<ServerConfig, String> {
+        let contents = contents.as_ref().map_err(Clone::clone)?;
+        contents.config(&self.files).map_err(|error| format!("{error:#}"))
+    }
+
     /// The configuration for a new handshake.
     pub(crate) fn config(&self) -> Arc<ServerConfig> {
         lock(&self.current).config.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, process::Command};
+
+    use rcgen::{CertificateParams, KeyPair};
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// Longer than any step takes.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// A certificate and its key, both PEM.
+    fn pair() -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::new(vec!["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    }
+
+    async fn load(directory: &TempDir) -> ReloadingTls {
+        let [certificate, key] = ["tls.crt", "tls.key"].map(|name| directory.path().join(name));
+        let pair = pair();
+        fs::write(&certificate, pair.0).unwrap();
+        fs::write(&key, pair.1).unwrap();
+        ReloadingTls::load(TlsFiles { certificate, key, client_authorities: None }).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn files_that_are_replaced_one_after_the_other_are_no_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let tls = load(&directory).await;
+        let before = tls.config();
+        let (certificate, key) = pair();
+        fs::write(&tls.files.certificate, certificate).unwrap();
+        let replace_key = async {
+            sleep(REREAD_DELAY / 5).await;
+            assert_eq!(tls.error(), None);
+            fs::write(&tls.files.key, key).unwrap();
+        };
+        tokio::join!(tls.reload_if_changed(), replace_key);
+        assert_eq!(tls.error(), None);
+        assert!(!Arc::ptr_eq(&before, &tls.config()));
+    }
+
+    /// Opening a FIFO blocks until there is a peer, like a file on a disk that hangs.
+    #[tokio::test]
+    async fn disk_that_hangs_is_reported_and_does_not_delay_the_shutdown() {
+        let directory = tempfile::tempdir().unwrap();
+        let tls = load(&directory).await;
+        let (trigger, shutdown) = Shutdown::channel();
+        let watching = tokio::spawn(tls.clone().watch_files(shutdown));
+        let key = fs::read(&tls.files.key).unwrap();
+        fs::remove_file(&tls.files.key).unwrap();
+        assert!(Command::new("mkfifo").arg(&tls.files.key).status().unwrap().success());
+        let until = async |reported: bool| {
+            while tls.error().is_some_and(|error| error.contains("no answer of the disk")) != reported {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(PATIENCE, until(true)).await.unwrap();
+
+        // The read ends, and the next one hangs again.
+        fs::write(&tls.files.key, &key).unwrap();
+        timeout(PATIENCE, until(false)).await.unwrap();
+        timeout(PATIENCE, until(true)).await.unwrap();
+        trigger.fire();
+        timeout(Duration::from_secs(1), watching).await.unwrap().unwrap();
+        fs::write(&tls.files.key, "").unwrap();
     }
 }
