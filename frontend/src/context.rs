@@ -43,7 +43,7 @@ pub(crate) struct FrontendContext {
     /// The TLS configuration of the listeners, if any of them uses TLS.
     pub(crate) tls: OnceLock<ReloadingTls>,
     pub(crate) started: SystemTime,
-    /// By client: streams that were rejected or broke the protocol.
+    /// By client: streams that were rejected or broke the protocol, and wrong digests.
     session_errors: Mutex<CountedLog<Identity>>,
 }
 
@@ -91,8 +91,8 @@ impl FrontendContext {
         }
     }
 
-    /// Counts a stream that was rejected or broke the protocol. `Some` when it should be logged: how many there were
-    /// of this client since the last line.
+    /// Counts a stream that was rejected or broke the protocol, or a wrong digest. `Some` when it should be logged: how
+    /// many there were of this client since the last line.
     pub(crate) fn count_session_error(&self, client: &Identity) -> Option<u64> {
         lock(&self.session_errors).record(client.clone())
     }

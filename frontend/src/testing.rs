@@ -5,12 +5,20 @@ use std::{
     cell::Cell,
     net::IpAddr,
     num::NonZeroU16,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use proptest::{collection::vec, option, prelude::*, sample::subsequence};
 use proto::model::{Hello, IpFamily, NodeInfo, PerFamily, Protocol, Role, SourceVersion, TrafficPolicy};
+use tracing::{
+    Event, Level, Metadata, Subscriber,
+    span::{Attributes, Id, Record},
+    subscriber::DefaultGuard,
+};
 
 use crate::object::{
     ClusterObject, ObjectKind, ObjectName, Origin, ParsedObject, ServiceCidrObject, ServiceObject, ServiceObjectPort,
@@ -357,4 +365,41 @@ pub(crate) fn hello(node: &str) -> Hello {
         kind_versions: proto::model::KindVersions::default(),
         started: None,
     }
+}
+
+/// Counts the warnings and errors that the frontend logs in this thread.
+#[derive(Clone, Default)]
+pub(crate) struct Warnings(Arc<AtomicUsize>);
+
+impl Warnings {
+    pub(crate) fn capture() -> (Self, DefaultGuard) {
+        let warnings = Self::default();
+        (warnings.clone(), tracing::subscriber::set_default(warnings))
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN && metadata.target().starts_with("fairlead_frontend")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
 }

@@ -49,8 +49,8 @@ pub(super) struct Session<'a> {
     context: Arc<FrontendContext>,
     pub(super) status: StreamGuard,
     permit: StreamPermit,
-    /// Whose share of the rebuild queue the stream takes.
-    rebuild_client: Identity,
+    /// Whose share of the rebuild queue and of log lines the stream takes.
+    counted_as: Identity,
     /// Whether the token with which the stream started is unused: it covers the first snapshot or repair.
     has_initial_token: bool,
     ack_repeats: TokenBucket,
@@ -133,7 +133,7 @@ impl<'a> Session<'a> {
             context,
             status,
             permit,
-            rebuild_client: identity.counted_as(&hello.node),
+            counted_as: identity.counted_as(&hello.node),
             has_initial_token: true,
             ack_repeats: TokenBucket::full(Instant::now()),
             mismatches: TokenBucket::full(Instant::now()),
@@ -304,7 +304,19 @@ impl<'a> Session<'a> {
     }
 
     async fn on_mismatch(&mut self, revision: Revision, digest: Digest, expected: Digest) -> Result<(), SessionEnd> {
-        warn!(%revision, digest = digest.0, expected = expected.0, "digest mismatch, the state of the node is wrong");
+        let (digest, expected) = (digest.0, expected.0);
+        let is_repaired = self.mismatches.take(MISMATCHES, Instant::now()).is_ok();
+        match self.context.count_session_error(&self.counted_as) {
+            Some(count) if is_repaired => {
+                warn!(%revision, digest, expected, count, "digest mismatch, the state of the node is wrong");
+            }
+            Some(count) => error!(
+                %revision, digest, expected, count,
+                "digest mismatch, the state of the node is wrong and is not repaired: there were too many on this \
+                 stream; compare the versions"
+            ),
+            None => debug!(%revision, digest, expected, is_repaired, "digest mismatch, the state of the node is wrong"),
+        }
         self.context.metrics.mismatches.inc();
         self.status.update(|status| {
             status.repairs += 1;
@@ -313,8 +325,7 @@ impl<'a> Session<'a> {
         self.status.differed();
         self.first = None;
         self.set_pending(Instant::now());
-        if self.mismatches.take(MISMATCHES, Instant::now()).is_err() {
-            error!("too many digest mismatches on this stream, its state is not repaired; compare the versions");
+        if !is_repaired {
             self.set_programmed();
             return Ok(());
         }
@@ -389,7 +400,7 @@ impl<'a> Session<'a> {
 
     /// Waits in the rebuild queue.
     async fn acquire_rebuild_permit(&mut self) -> Result<(), SessionEnd> {
-        let permit = self.context.rebuild_queue.acquire(&self.rebuild_client);
+        let permit = self.context.rebuild_queue.acquire(&self.counted_as);
         let permit = wait_with_keepalive(&self.context, self.sent, permit, self.output).await?;
         self.output.permit = Some(permit);
         Ok(())

@@ -11,7 +11,7 @@ use crate::{
     Config,
     config::HistoryLimits,
     object::{ObjectKind, ObjectName, SourceUpdate, VersionProgress},
-    testing::{hello, node, put},
+    testing::{Warnings, hello, node, put},
 };
 
 use super::{Client, Fixture, large, small, web};
@@ -135,6 +135,29 @@ async fn repairs_of_a_client_whose_digests_differ_now_and_then_are_bounded() {
     }
     assert_eq!(repairs, 6, "those of a burst");
     client.is_up_to_date().await;
+}
+
+/// Right digests in between keep a frontend from no longer checking them.
+#[tokio::test(start_paused = true)]
+async fn wrong_digests_take_few_log_lines() {
+    let config = Config { bookmark_interval: Duration::from_millis(10), ..Config::default() };
+    let fixture = Fixture::with(config, small()).await;
+    let mut client = fixture.joined("node-0").await;
+    let wrong = |client: &Client| ClientMessage::Ack(client.ack_of(Some(Digest(1)), Vec::new()));
+    for _ in 0..6 {
+        client.bookmark().await;
+        client.send(wrong(&client)).await;
+        answer_digest_request(&mut client).await;
+        client.commit().await;
+    }
+    let (warnings, _guard) = Warnings::capture();
+    for _ in 0..1_000 {
+        client.bookmark().await;
+        client.send(wrong(&client)).await;
+    }
+    client.is_up_to_date().await;
+    assert!((1..=3).contains(&warnings.count()), "{} lines", warnings.count());
+    assert_eq!(fixture.frontend.context.metrics.mismatches.get(), 1_006, "all are counted");
 }
 
 #[tokio::test(start_paused = true)]

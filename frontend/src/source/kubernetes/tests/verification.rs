@@ -1,60 +1,15 @@
 //! Requests beside a watch, on a server with a store, in simulated time.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
-
 use fake_api_server::{ApiServer, Fault, RequestKind};
 use tokio::time::{Instant, sleep};
-use tracing::{
-    Event, Level, Metadata, Subscriber,
-    span::{Attributes, Id, Record},
-    subscriber::DefaultGuard,
-};
+
+use crate::testing::Warnings;
 
 use super::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 /// Far longer than a request, far shorter than any delay of a fault.
 const MOMENT: Duration = Duration::from_secs(2);
-
-/// Counts the warnings of the frontend.
-#[derive(Clone, Default)]
-struct Warnings(Arc<AtomicUsize>);
-
-impl Warnings {
-    fn capture() -> (Self, DefaultGuard) {
-        let warnings = Self::default();
-        (warnings.clone(), tracing::subscriber::set_default(warnings))
-    }
-
-    fn count(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::WARN && metadata.target().starts_with("fairlead_frontend")
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, _: &Event<'_>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
 
 impl Fixture<ApiServer> {
     /// Starts on a server with one node, and waits until all kinds are listed.
