@@ -39,7 +39,7 @@ use tracing::{Instrument as _, debug, info, info_span, warn};
 use crate::{
     clients::StreamPermit,
     context::FrontendContext,
-    identity::{AccessDenied, Identity},
+    identity::{AccessDenied, Identity, is_node_name},
     metrics::Rejection,
 };
 
@@ -51,8 +51,6 @@ const AGE_JITTER: f64 = 0.2;
 /// How long after the shutdown the listeners are certainly closed: a client that reconnects at once must not be
 /// accepted again.
 const LISTENERS_CLOSE: Duration = Duration::from_millis(50);
-/// The longest name of a Node, as of any object (DNS subdomain, RFC 1123), in bytes.
-const MAX_NODE_NAME: usize = 253;
 
 /// A protocol error or a refusal that ends a stream.
 #[derive(Debug, thiserror::Error)]
@@ -134,8 +132,8 @@ pub(crate) async fn run(
         Ok(Some(Ok(_))) => return Err(SessionError::HelloExpected),
         Ok(Some(Err(error))) => return Err(error),
     };
-    if hello.node.len() > MAX_NODE_NAME {
-        let reason = format!("has {} bytes, but a node name has at most {MAX_NODE_NAME}", hello.node.len());
+    if !is_node_name(&hello.node) {
+        let reason = "is no name of a Node, which has at most 253 lower case letters, digits, '-' and '.'".to_owned();
         return Err(InvalidMessage { field: "hello.node".to_owned(), reason }.into());
     }
     let span = info_span!("stream", node = %hello.node, role = ?hello.role);

@@ -7,7 +7,7 @@ use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenRe
 use kube::{Api, api::PostParams};
 
 use super::TokenOptions;
-use crate::identity::{Identity, authenticator::is_node_name};
+use crate::identity::{Identity, is_node_name};
 
 /// The key in `status.user.extra` with the node that a token is bound to (since Kubernetes 1.30, for tokens of pods).
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";

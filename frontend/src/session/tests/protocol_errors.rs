@@ -41,6 +41,19 @@ async fn second_hello_ends_the_stream() {
     ends_with(client, "a second Hello on one stream: open another stream instead").await;
 }
 
+/// It would be part of log lines.
+#[tokio::test(start_paused = true)]
+async fn hello_must_have_the_name_of_a_node() {
+    let fixture = Fixture::of(small()).await;
+    for name in ["a\nERROR x", "a\u{1b}[31m", "A", ""] {
+        let ended = fixture.connect(hello(name)).await.ends().await;
+        assert!(
+            matches!(&ended, Err(SessionError::Invalid(error)) if error.field == "hello.node"),
+            "{name:?}: {ended:?}"
+        );
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn message_before_welcome_ends_the_stream() {
     let fixture = Fixture::new(Config::default());
