@@ -109,15 +109,14 @@ impl FrontendContext {
         }
     }
 
-    /// All problems, up to [`MAX_PROBLEMS`]: of the TLS files first, then missing Nodes, then of objects.
+    /// All problems, up to about [`MAX_PROBLEMS`]: of the TLS files first, then missing Nodes, then of objects.
     pub(crate) fn problems(&self) -> Vec<Problem> {
         let missing = self.missing_nodes();
         let tls = self.tls_error().map(|error| problem("TLS", "files", error));
+        let mut problems: Vec<_> = tls.into_iter().chain(missing).collect();
         let index = self.cluster.index();
-        let of_objects = index.problems.iter().map(|(kind, name, problem)| problem.into_wire(kind, name));
-        let mut all = tls.into_iter().chain(missing).chain(of_objects);
-        let mut problems: Vec<_> = all.by_ref().take(MAX_PROBLEMS).collect();
-        let others = all.count();
+        let (of_objects, others) = index.problems.first(MAX_PROBLEMS.saturating_sub(problems.len()));
+        problems.extend(of_objects.into_iter().map(|(kind, name, problem)| problem.into_wire(kind, name)));
         if others > 0 {
             problems.push(problem("more", "", format!("{others} more problems are not listed")));
         }
@@ -153,7 +152,10 @@ fn problem(object: impl Into<String>, field: impl Into<String>, message: impl In
 
 #[cfg(test)]
 mod tests {
-    use crate::object::{ObjectProblem, SourceUpdate};
+    use crate::{
+        object::{ObjectProblem, SourceUpdate},
+        testing::take_steps,
+    };
 
     use super::*;
 
@@ -173,7 +175,9 @@ mod tests {
             service.problems = vec![ObjectProblem { field: "spec".to_owned(), message: "wrong".to_owned() }];
             context.cluster.index().apply(SourceUpdate::Apply(service));
         }
+        take_steps();
         let problems = context.problems();
+        assert_eq!(take_steps(), 1000, "the index is locked: the other objects are only counted");
         assert_eq!((problems.len(), &*problems[1000].message), (1001, "1000 more problems are not listed"));
     }
 }

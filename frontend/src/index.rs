@@ -258,14 +258,9 @@ impl Index {
         &self,
         name: &ObjectName,
     ) -> impl Iterator<Item = (ObjectKind, &ObjectName, ObjectProblem)> {
-        let is_related = move |kind, object: &ObjectName| match kind {
-            ObjectKind::Service => object == name,
-            ObjectKind::EndpointSlice => {
-                self.slice(object).is_some_and(|slice| sibling(object, &slice.service) == *name)
-            }
-            ObjectKind::Node | ObjectKind::ServiceCidr => false,
-        };
-        self.problems.iter().filter(move |(kind, object, _)| is_related(*kind, object))
+        let slices = self.slices.get(name).into_iter().flat_map(BTreeMap::values);
+        let of_slices = slices.flat_map(move |slice| self.problems.of(ObjectKind::EndpointSlice, &slice.name));
+        self.problems.of(ObjectKind::Service, name).chain(of_slices)
     }
 
     /// Computes the current views of service ports of one Service. Records the problems of their claims and endpoints.

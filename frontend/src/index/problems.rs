@@ -113,9 +113,29 @@ impl Default for ProblemLog {
 impl ProblemLog {
     /// The problems by object, each once.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ObjectKind, &ObjectName, ObjectProblem)> {
-        self.objects.iter().flat_map(|((kind, name), object)| {
-            object.listed(MAX_LISTED).into_iter().map(move |problem| (*kind, name, problem))
-        })
+        self.objects.iter().flat_map(|(id, object)| list(id, object, MAX_LISTED))
+    }
+
+    /// The problems of an object, each once.
+    pub(super) fn of<'a>(
+        &'a self,
+        kind: ObjectKind,
+        name: &ObjectName,
+    ) -> impl Iterator<Item = (ObjectKind, &'a ObjectName, ObjectProblem)> + use<'a> {
+        let object = self.objects.get_key_value(&(kind, name.clone()));
+        object.into_iter().flat_map(|(id, object)| list(id, object, MAX_LISTED))
+    }
+
+    /// The first problems by object, each once, and the number of problems of the other objects, which are not visited
+    /// one by one. One of them may tell how many problems the last object has in total.
+    pub(crate) fn first(&self, most: usize) -> (Vec<(ObjectKind, &ObjectName, ObjectProblem)>, usize) {
+        let (mut first, mut objects) = (Vec::new(), self.objects.iter());
+        while first.len() < most
+            && let Some((id, object)) = objects.next()
+        {
+            first.extend(list(id, object, MAX_LISTED.min(most - first.len())));
+        }
+        (first, objects.map(|(_, object)| object.count()).sum())
     }
 
     /// The objects of a kind that have problems.
@@ -225,6 +245,15 @@ impl ProblemLog {
     }
 }
 
+/// The first problems of an object, each once.
+fn list<'a>(
+    (kind, name): &'a ObjectId,
+    object: &ObjectProblems,
+    most: usize,
+) -> impl Iterator<Item = (ObjectKind, &'a ObjectName, ObjectProblem)> + use<'a> {
+    object.listed(most).into_iter().map(move |problem| (*kind, name, problem))
+}
+
 /// Replaces or removes a value. Returns whether it changes.
 fn replace<K: Ord, V: PartialEq>(values: &mut BTreeMap<K, V>, key: K, new: Option<V>) -> bool {
     let changed = values.get(&key) != new.as_ref();
@@ -256,6 +285,8 @@ impl ObjectProblems {
 
     /// The first problems, each once.
     fn listed(&self, most: usize) -> Vec<ObjectProblem> {
+        #[cfg(test)]
+        crate::testing::count_steps(1);
         let of_claims = self.claims.values().flat_map(|refused| &refused.problems);
         let mut listed = BTreeSet::new();
         for problem in self.by_source.values().flatten().chain(of_claims) {
@@ -352,6 +383,23 @@ mod tests {
         let (later, next) = log.take_notices(start + seconds(10));
         assert_eq!((later.len(), later[0].changes, next), (1, 9, None));
         assert_eq!(log.iter().count(), MAX_LISTED + 1);
+    }
+
+    #[test]
+    fn problems_beyond_the_limit_are_counted() {
+        let mut log = ProblemLog::default();
+        log.set(ObjectKind::EndpointSlice, &name(0), ProblemSource::Fields, bad_addresses(0));
+        log.set(ObjectKind::EndpointSlice, &name(1), ProblemSource::Fields, bad_addresses(1));
+        log.set(ObjectKind::EndpointSlice, &name(2), ProblemSource::Fields, one_bad_address());
+        let counts = |most| {
+            let (first, others) = log.first(most);
+            (first.len(), first.last().map(|(_, _, problem)| problem.message.clone()), others)
+        };
+        let in_total = Some("1000 problems in total; the others are not listed".to_owned());
+        assert_eq!(counts(0), (0, None, 2_001));
+        assert_eq!(counts(3), (4, in_total.clone(), 1_001));
+        assert_eq!(counts(MAX_LISTED + 4), (MAX_LISTED + 5, in_total, 1));
+        assert_eq!(counts(100), (2 * MAX_LISTED + 3, Some("127.0.0.1: ignored".to_owned()), 0));
     }
 
     #[test]

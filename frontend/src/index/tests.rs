@@ -7,7 +7,10 @@ use tokio::time::Instant;
 
 use crate::{
     object::{ServiceLimits, SliceEndpoint, SlicePort},
-    testing::{any_service, any_update, endpoint, ip, node, number, put, service, service_cidr, slice, time},
+    testing::{
+        any_service, any_update, endpoint, ip, node, number, parsed, put, service, service_cidr, slice, take_steps,
+        time,
+    },
 };
 
 use super::*;
@@ -497,4 +500,23 @@ fn complete_after_a_list_of_each_kind() {
         index.apply(SourceUpdate::Replace(kind, Vec::new()));
     }
     assert!(index.is_complete());
+}
+
+#[test]
+fn problems_of_a_service_are_found_without_those_of_others() {
+    let mut index = new_index();
+    let wrong = || vec![ObjectProblem { field: "spec".to_owned(), message: "wrong".to_owned() }];
+    for number in 0..100 {
+        let name = format!("s{number}");
+        for mut object in [parsed(service(&name, "10.96.0.1")), parsed(slice(&format!("x{number}"), &name, Vec::new()))]
+        {
+            object.problems = wrong();
+            index.apply(SourceUpdate::Apply(object));
+        }
+    }
+    take_steps();
+    let of_one = index.problems_of(&ObjectName::new("ns", "s7"));
+    let of_one: Vec<_> = of_one.map(|(kind, name, _)| (kind, name.to_string())).collect();
+    let expected = [(ObjectKind::Service, "ns/s7".to_owned()), (ObjectKind::EndpointSlice, "ns/x7".to_owned())];
+    assert_eq!((of_one, take_steps()), (expected.to_vec(), 2));
 }
