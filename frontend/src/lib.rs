@@ -27,11 +27,13 @@
 //! | `context` | what all parts share |
 //! | `clients`, `per_client` | what one client may take |
 //! | `page`, `metrics`, `scrape` | what operators see |
+//! | `cached` | what is computed once per second for all of them |
 //! | `events` | Kubernetes Events about nodes |
 //! | `discovery` | addresses of frontends |
 //! | `drain`, `waiting_drains` | whether any node still sends new connections to a pod that ends |
 //! | `startup_taint` | removes the taint of nodes that start |
 
+mod cached;
 mod clients;
 mod cluster;
 mod config;

@@ -13,11 +13,7 @@ mod render;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    net::IpAddr,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{net::IpAddr, sync::Arc};
 
 use hyper::{
     Method, Request, Response, StatusCode,
@@ -26,16 +22,13 @@ use hyper::{
 use runtime::{
     Shutdown,
     http::{self, HttpConnections, TEXT, response},
-    lock,
 };
-use tokio::{net::TcpListener, time::Instant};
+use tokio::net::TcpListener;
 use tracing::info;
 
 use self::{model::PageModel, query::PageQuery};
-use crate::{Frontend, context::FrontendContext};
+use crate::{Frontend, cached::Cached, context::FrontendContext};
 
-/// How long a snapshot is served before a new one is taken.
-const MAX_MODEL_AGE: Duration = Duration::from_secs(1);
 const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
 const CSS: HeaderValue = HeaderValue::from_static("text/css; charset=utf-8");
 const SCRIPT: HeaderValue = HeaderValue::from_static("text/javascript; charset=utf-8");
@@ -56,7 +49,7 @@ const SECURITY_HEADERS: [(HeaderName, HeaderValue); 3] = [
 /// The page, with its latest snapshot.
 struct Page {
     context: Arc<FrontendContext>,
-    last: Mutex<Option<(Instant, Arc<PageModel>)>>,
+    last: Cached<Arc<PageModel>>,
 }
 
 impl Frontend {
@@ -66,7 +59,7 @@ impl Frontend {
         if let Ok(address) = listener.local_addr() {
             info!(%address, "serving the status page");
         }
-        let page = Page { context: self.context.clone(), last: Mutex::default() };
+        let page = Page { context: self.context.clone(), last: Cached::default() };
         let serving = http::serve(listener, "page", HttpConnections::default(), move |request| page.answer(request));
         shutdown.run_until_started(serving).await;
     }
@@ -104,15 +97,7 @@ impl Page {
 
     /// The latest snapshot, or a new one.
     fn model(&self) -> Arc<PageModel> {
-        let mut last = lock(&self.last);
-        if let Some((taken, model)) = &*last
-            && taken.elapsed() < MAX_MODEL_AGE
-        {
-            return model.clone();
-        }
-        let model = Arc::new(PageModel::of(&self.context));
-        *last = Some((Instant::now(), model.clone()));
-        model
+        self.last.get(|| Arc::new(PageModel::of(&self.context)))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The metrics address: counters and histograms of `metrics`, gauges that are read on each scrape, and whether this
+//! The metrics address: counters and histograms of `metrics`, gauges that are read for a scrape, and whether this
 //! replica is alive and ready.
 
 #[cfg(test)]
@@ -23,6 +23,7 @@ use tracing::info;
 
 use crate::{
     Frontend,
+    cached::Cached,
     cluster::ClusterState,
     context::{FrontendContext, StreamStats},
     index::ProblemCounts,
@@ -44,28 +45,32 @@ impl Frontend {
         registry
     }
 
-    /// Serves `/metrics`, `/healthz` and `/readyz` over HTTP until the shutdown.
+    /// Serves `/metrics`, computed at most once per second, `/healthz` and `/readyz` over HTTP until the shutdown.
     /// There is no authentication; responses contain no names of objects or nodes.
     /// `others`: metrics of other parts of the process.
     pub async fn serve_metrics(&self, listener: TcpListener, others: Vec<Registry>, mut shutdown: Shutdown) {
         if let Ok(address) = listener.local_addr() {
             info!(%address, "serving metrics");
         }
-        let context = self.context.clone();
+        let (context, last) = (self.context.clone(), Cached::default());
         let registries: Vec<_> = [self.metrics(), metrics::process()].into_iter().chain(others).collect();
         let serving = http::serve(listener, "metrics", HttpConnections::default(), move |request| {
-            answer(request, &context.cluster, &registries)
+            answer(request, &context.cluster, || last.get(|| metrics::scrape(&registries)))
         });
         shutdown.run_until_started(serving).await;
     }
 }
 
-fn answer<B>(request: &Request<B>, cluster: &ClusterState, registries: &[Registry]) -> Response<String> {
+fn answer<B>(
+    request: &Request<B>,
+    cluster: &ClusterState,
+    scrape: impl FnOnce() -> Response<String>,
+) -> Response<String> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "method not allowed: use GET or HEAD\n".to_owned());
     }
     match request.uri().path() {
-        "/metrics" => metrics::scrape(registries),
+        "/metrics" => scrape(),
         "/healthz" => response(StatusCode::OK, TEXT, "ok\n".to_owned()),
         "/readyz" => ready(cluster),
         _ => response(
