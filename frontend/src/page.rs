@@ -13,17 +13,22 @@ mod render;
 #[cfg(test)]
 mod tests;
 
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    net::IpAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use hyper::{
     Method, Request, Response, StatusCode,
     header::{ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, HeaderName, HeaderValue, REFERRER_POLICY},
 };
 use runtime::{
-    Shutdown,
+    Rate, Shutdown, TokenBucket,
     http::{self, HttpConnections, TEXT, response},
+    lock,
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, time::Instant};
 use tracing::info;
 
 use self::{model::PageModel, query::PageQuery};
@@ -46,10 +51,14 @@ const SECURITY_HEADERS: [(HeaderName, HeaderValue); 3] = [
     (CACHE_CONTROL, HeaderValue::from_static("no-store")),
 ];
 
+/// How often complete tables are rendered. Each stays in memory until it has been sent, 5 s at most.
+const ALL_ROWS: Rate = Rate { burst: 8, every: Duration::from_millis(500) };
+
 /// The page, with its latest snapshot.
 struct Page {
     context: Arc<FrontendContext>,
     last: Cached<Arc<PageModel>>,
+    all_rows: Mutex<TokenBucket>,
 }
 
 impl Frontend {
@@ -59,13 +68,17 @@ impl Frontend {
         if let Ok(address) = listener.local_addr() {
             info!(%address, "serving the status page");
         }
-        let page = Page { context: self.context.clone(), last: Cached::default() };
+        let page = Page::new(self.context.clone());
         let serving = http::serve(listener, "page", HttpConnections::default(), move |request| page.answer(request));
         shutdown.run_until_started(serving).await;
     }
 }
 
 impl Page {
+    fn new(context: Arc<FrontendContext>) -> Self {
+        Self { context, last: Cached::default(), all_rows: Mutex::new(TokenBucket::full(Instant::now())) }
+    }
+
     fn answer<B>(&self, request: &Request<B>) -> Response<String> {
         let mut answer = self.content(request);
         answer.headers_mut().extend(SECURITY_HEADERS.map(|(name, value)| (Some(name), value)));
@@ -84,6 +97,10 @@ impl Page {
             return answer;
         }
         let query = PageQuery::parse(request.uri().query().unwrap_or_default());
+        if query.show_all && lock(&self.all_rows).take(ALL_ROWS, Instant::now()).is_err() {
+            let text = "too many requests for all rows: try again in a second, or with a filter instead of all=1\n";
+            return response(StatusCode::TOO_MANY_REQUESTS, TEXT, text.to_owned());
+        }
         let (kind, body) = match request.uri().path() {
             "/" => (HTML, render::page(&self.model(), &query)),
             "/live" => (HTML, render::live(&self.model(), &query)),

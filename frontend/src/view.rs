@@ -27,7 +27,7 @@ use proto::model::{Endpoint, IpFamily, PerFamily, Pool, PoolClass, Protocol, Ser
 use crate::object::{ConnectionResets, ServiceObject};
 
 pub(crate) use self::{
-    difference::{describe, vips},
+    difference::{describe, vip_addresses, vips},
     explain::{EndpointExplanation, EndpointReason, MAX_EXPLAINED, NotExplained, ServicePortExplanation, explain},
     limit::{KnownTopology, ServiceEndpoints},
 };

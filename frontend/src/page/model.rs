@@ -1,7 +1,10 @@
 //! What the page shows, as numbers and tables of text, at one moment. The change log is locked for one digest bucket at
 //! a time.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
 
 use k8s_openapi::jiff::Timestamp;
 use proto::{digest::BUCKETS, model::Role, v1::Problem};
@@ -12,12 +15,15 @@ use crate::{
     drain::NodesBehind,
     log::{ChangeKind, LoggedChange},
     streams::{Fleet, MAX_LISTED, StreamStatus},
-    view::vips,
+    view::vip_addresses,
     waiting_drains::{DrainState, WaitingDrain},
 };
 
 /// How long a node may lag before it is shown as behind, as in `fairlead status`.
 const MAX_LAG: Duration = Duration::from_secs(5);
+
+/// How many VIPs of a service port, or Services of a pod, a cell names. The others are counted.
+const MAX_NAMED: usize = 8;
 
 /// How many changes the page has.
 const MAX_CHANGES: usize = 200;
@@ -179,17 +185,17 @@ fn node_rows(fleet: &Fleet) -> Vec<(NodeCondition, PageRow)> {
         };
         (condition, node_row(condition, status, fleet))
     });
-    let observers = fleet.observers();
-    let others = fleet.disconnected().map(|(node, lag)| {
-        match observers.iter().find(|status| status.role == Role::Shadow && status.node == *node) {
-            Some(shadow) => (NodeCondition::Shadow, node_row(NodeCondition::Shadow, shadow, fleet)),
-            None => {
-                let (state, class) = NodeCondition::Disconnected.describe();
-                let (unknown, error) = ("–".to_owned(), fleet.last_error(node).unwrap_or_default().to_owned());
-                let lag = duration_text(lag);
-                let row = [node.to_string(), state.to_owned(), String::new(), unknown.clone(), lag, unknown, error];
-                (NodeCondition::Disconnected, PageRow { class, ..PageRow::of(row) })
-            }
+    // Of several shadows of a node the first is shown.
+    let shadows = fleet.observers().into_iter().rev().filter(|status| status.role == Role::Shadow);
+    let shadows: BTreeMap<_, _> = shadows.map(|status| (&status.node, status)).collect();
+    let others = fleet.disconnected().map(|(node, lag)| match shadows.get(node) {
+        Some(shadow) => (NodeCondition::Shadow, node_row(NodeCondition::Shadow, shadow, fleet)),
+        None => {
+            let (state, class) = NodeCondition::Disconnected.describe();
+            let (unknown, error) = ("–".to_owned(), fleet.last_error(node).unwrap_or_default().to_owned());
+            let lag = duration_text(lag);
+            let row = [node.to_string(), state.to_owned(), String::new(), unknown.clone(), lag, unknown, error];
+            (NodeCondition::Disconnected, PageRow { class, ..PageRow::of(row) })
         }
     });
     let mut rows: Vec<_> = connected.chain(others).collect();
@@ -215,22 +221,17 @@ fn node_row(condition: NodeCondition, status: &StreamStatus, fleet: &Fleet) -> P
 }
 
 fn drain_row(WaitingDrain { addresses, services, state, since }: WaitingDrain, fleet: &Fleet) -> PageRow {
-    let list = |texts: Vec<String>| texts.join(", ");
     let behind = NodesBehind::of(fleet, state, &services);
     let reason = match state {
         DrainState::Unknown => "no EndpointSlice has its address".to_owned(),
         DrainState::InUse => "its EndpointSlices, or the last endpoint of a Service".to_owned(),
         DrainState::Behind(_) => {
-            format!("{} nodes: {}", behind.count, list(behind.first.iter().map(ToString::to_string).collect()))
+            let first: Vec<_> = behind.first.iter().map(ToString::to_string).collect();
+            format!("{} nodes: {}", behind.count, first.join(", "))
         }
         DrainState::Drained => "other frontends".to_owned(),
     };
-    PageRow::of([
-        list(addresses.iter().map(ToString::to_string).collect()),
-        list(services.iter().map(ToString::to_string).collect()),
-        reason,
-        duration_text(since.elapsed()),
-    ])
+    PageRow::of([list(&addresses), list(&services), reason, duration_text(since.elapsed())])
 }
 
 fn change_row(LoggedChange { at, revision, key, kind, .. }: &LoggedChange) -> PageRow {
@@ -251,11 +252,23 @@ fn service_rows(cluster: &ClusterState) -> (Vec<PageRow>, usize) {
         let log = cluster.log();
         for (key, view) in log.bucket_views(bucket) {
             endpoints += view.endpoints();
-            rows.push(PageRow::of([key.to_string(), vips(&view.port).join(", "), view.endpoints().to_string()]));
+            let addresses = list(vip_addresses(&view.port));
+            let node_port = view.port.node_port.map(|number| format!("node port {number}"));
+            let vips: Vec<_> = [addresses].into_iter().filter(|text| !text.is_empty()).chain(node_port).collect();
+            rows.push(PageRow::of([key.to_string(), vips.join(", "), view.endpoints().to_string()]));
         }
     }
     rows.sort_by(|one, other| one.cells.cmp(&other.cells));
     (rows, endpoints)
+}
+
+/// The first of them, and how many others there are.
+fn list<T: ToString>(all: impl IntoIterator<Item = T>) -> String {
+    let mut all = all.into_iter();
+    let mut texts: Vec<_> = all.by_ref().take(MAX_NAMED).map(|one| one.to_string()).collect();
+    let others = all.count();
+    texts.extend((others > 0).then(|| format!("and {others} more")));
+    texts.join(", ")
 }
 
 /// A time in RFC 3339 format, in seconds.

@@ -28,10 +28,11 @@ impl PageQuery {
 
     /// Whether a row is shown: each word of the filter is in one of its texts, ignoring case.
     pub(super) fn matches(&self, texts: &[String]) -> bool {
-        self.filter.split_whitespace().all(|word| {
-            let word = word.to_lowercase();
-            texts.iter().any(|text| text.to_lowercase().contains(&word))
-        })
+        if self.filter.is_empty() {
+            return true;
+        }
+        let texts: Vec<_> = texts.iter().map(|text| text.to_lowercase()).collect();
+        self.filter.split_whitespace().map(str::to_lowercase).all(|word| texts.iter().any(|text| text.contains(&word)))
     }
 
     /// The filter in form encoding.

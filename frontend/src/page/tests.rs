@@ -1,6 +1,7 @@
 //! The page as a browser receives it: hostile names, many rows, and other Host headers.
 
 use std::{
+    net::Ipv4Addr,
     sync::{Arc, mpsc},
     thread,
     time::Duration,
@@ -81,7 +82,7 @@ fn empty_tables_have_a_text() {
 
 #[test]
 fn page_rejects_other_host_names_and_allows_no_external_content() {
-    let page = Page { context: Frontend::new(Config::default()).context, last: Default::default() };
+    let page = Page::new(Frontend::new(Config::default()).context);
     let get = |host: &str, path: &str| {
         let request = Request::builder().uri(path).header(HOST, host).body(()).unwrap();
         assert_eq!(is_local_host(&request), page.answer(&request).status() != StatusCode::FORBIDDEN);
@@ -103,6 +104,35 @@ fn page_rejects_other_host_names_and_allows_no_external_content() {
     }
     let post = Request::post("/").header(HOST, "localhost").body(()).unwrap();
     assert_eq!(page.answer(&post).status(), StatusCode::METHOD_NOT_ALLOWED);
+}
+
+#[tokio::test(start_paused = true)]
+async fn complete_tables_are_rendered_a_few_times_per_second() {
+    let page = Page::new(Frontend::new(Config::default()).context);
+    let status = |path: &str| {
+        let request = Request::builder().uri(path).header(HOST, "localhost").body(()).unwrap();
+        page.answer(&request).status()
+    };
+    let of_all = || (0..100).filter(|_| status("/live?all=1") == StatusCode::OK).count();
+    assert_eq!((of_all(), status("/?q=x&all=1")), (8, StatusCode::TOO_MANY_REQUESTS));
+    assert!((0..100).all(|_| status("/live") == StatusCode::OK), "others are not affected");
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!(of_all(), 2);
+}
+
+#[test]
+fn rows_of_services_with_many_vips_are_short() {
+    let context = FrontendContext::new(Config::default());
+    initial([]).into_iter().for_each(|update| context.cluster.index().apply(update));
+    let mut web = service("web", "10.96.0.1");
+    web.external_ips = (0..4_095).map(|number| Ipv4Addr::from_bits(0xc633_0000 + number).into()).collect();
+    context.cluster.index().apply(put(web));
+    context.cluster.commit(|_| {}).unwrap();
+    let model = PageModel::of(&context);
+    let [row] = &model.tables.last().unwrap().rows[..] else { panic!("{model:?}") };
+    assert!(row.cells[1].starts_with("10.96.0.1:80, 198.51.0.0:80, "), "{row:?}");
+    assert!(row.cells[1].ends_with(", 198.51.0.6:80, and 4088 more"), "{row:?}");
+    assert!(row.cells.concat().len() < 1 << 10, "{row:?}");
 }
 
 /// The page and the engine lock the index and the log.

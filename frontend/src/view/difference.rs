@@ -1,6 +1,6 @@
 //! What differs between two views of a service port, for people.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use proto::model::{IpFamily, Pool, ServicePort, TrafficPolicy};
 
@@ -9,13 +9,17 @@ use super::ServicePortView;
 /// How many endpoints, VIPs or other values of a kind are named. The others are counted.
 const MAX_NAMED: usize = 4;
 
+/// The VIPs of a service port, each with its port, except the node port.
+pub(crate) fn vip_addresses(port: &ServicePort) -> impl Iterator<Item = SocketAddr> {
+    let cluster_ips = IpFamily::ALL.into_iter().filter_map(move |family| port.cluster_ips[family]);
+    let ips = cluster_ips.chain(IpFamily::ALL.into_iter().flat_map(move |family| port.external_policy_ips(family)));
+    ips.map(move |ip| SocketAddr::new(ip, port.port.get()))
+}
+
 /// The VIPs of a service port, each with its port; the node port last.
 pub(crate) fn vips(port: &ServicePort) -> Vec<String> {
-    let cluster_ips = IpFamily::ALL.into_iter().filter_map(|family| port.cluster_ips[family]);
-    let ips = cluster_ips.chain(IpFamily::ALL.into_iter().flat_map(|family| port.external_policy_ips(family)));
-    let mut vips: Vec<_> = ips.map(|ip| std::net::SocketAddr::new(ip, port.port.get()).to_string()).collect();
-    vips.extend(port.node_port.map(|number| format!("node port {number}")));
-    vips
+    let addresses = vip_addresses(port).map(|address| address.to_string());
+    addresses.chain(port.node_port.map(|number| format!("node port {number}"))).collect()
 }
 
 /// The change from one view to another; `None`: there is no such service port.
