@@ -80,9 +80,13 @@ impl WaitingDrains {
         lock(&self.drains).len()
     }
 
-    /// The `limit` pods that have waited longest.
+    /// The `limit` pods that have waited longest. Those in no EndpointSlice are last: a node may ask about any such
+    /// address.
     pub(crate) fn longest(&self, limit: usize) -> Vec<WaitingDrain> {
-        lock(&self.drains).values().take(limit).cloned().collect()
+        let drains = lock(&self.drains);
+        let is_known = |drain: &&WaitingDrain| drain.state != DrainState::Unknown;
+        let unknown = drains.values().filter(|drain| !is_known(drain));
+        drains.values().filter(is_known).chain(unknown).take(limit).cloned().collect()
     }
 
     /// Adds a pod. It has waited since the first of its questions that followed each other.
@@ -146,6 +150,18 @@ mod tests {
         tokio::time::advance(PAUSE).await;
         let _entry = ask();
         assert_eq!(drains.longest(1)[0].since, Instant::now(), "another pod, after a pause");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn addresses_in_no_slice_do_not_hide_pods_that_wait() {
+        let drains = WaitingDrains::default();
+        let ask = |number| drains.enter(vec![std::net::Ipv4Addr::from_bits(number).into()]);
+        let _made_up: Vec<_> = (0..512).map(ask).collect();
+        tokio::time::advance(Duration::from_secs(60)).await;
+        let pod = ask(1_000);
+        pod.update(DrainState::InUse, &BTreeSet::new());
+        let states: Vec<_> = drains.longest(3).iter().map(|drain| drain.state).collect();
+        assert_eq!(states, [DrainState::InUse, DrainState::Unknown, DrainState::Unknown]);
     }
 
     #[tokio::test(start_paused = true)]
