@@ -161,6 +161,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             programmed: reached,
             sync: SyncState::unknown(stored),
             backoff: Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1),
+            retries: Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1),
             drifts: Drifts::default(),
             flows: flows.clone(),
             health,

@@ -56,7 +56,10 @@ pub(crate) struct Programmer<B> {
     pub(crate) targets: watch::Receiver<Target>,
     pub(crate) programmed: watch::Sender<Programmed>,
     pub(crate) sync: SyncState,
+    /// Until the reconcile that follows a failed call.
     pub(crate) backoff: Backoff,
+    /// Until the reconcile that tries rejected service ports again.
+    pub(crate) retries: Backoff,
     pub(crate) drifts: Drifts,
     pub(crate) flows: Arc<Flows>,
     pub(crate) health: HealthChecks,
@@ -293,12 +296,13 @@ impl<B: Backend> Programmer<B> {
         if work == Work::Reconcile && mem::take(repair_due) && report.writes > 0 {
             self.reporter.metrics.repairs.inc();
         }
+        self.backoff.reset();
         if !report.failures.iter().any(|failure| failure.retryable) {
             *reconcile_at = None;
-            self.backoff.reset();
+            self.retries.reset();
         } else if reconcile_at.is_none() {
             // A commit in between must not postpone it.
-            *reconcile_at = Some(Instant::now() + self.backoff.next_delay());
+            *reconcile_at = Some(Instant::now() + self.retries.next_delay());
         }
         if *failures != report.failures {
             log_failures(&report.failures);
@@ -366,6 +370,7 @@ mod tests {
             programmed: watch::Sender::default(),
             sync: SyncState::unknown(stored.clone()),
             backoff: Backoff::new(Duration::ZERO, Duration::ZERO),
+            retries: Backoff::new(Duration::ZERO, Duration::ZERO),
             drifts: Drifts::default(),
             flows: Arc::new(Flows::without_thread(stored.state)),
             health: HealthChecks::default(),

@@ -175,6 +175,28 @@ async fn drift_is_repaired_within_a_second_even_while_a_retry_is_pending() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_failed_call_is_retried_within_a_second_even_while_a_service_port_is_rejected() {
+    let states = [mk_services(&["default/a", "default/b"]), mk_services(&["default/a", "default/b", "default/c"])];
+    let mut fixture = start(&FakeKernel::default(), None);
+    fixture.kernel.reject(ServicePortFailure::rejected(mk_key("default/b"), "busy"));
+    let peer = fixture.following(&states[0]).await;
+    tokio::time::sleep(600 * SECOND).await;
+    let calls = fixture.kernel.calls().len();
+    fixture.kernel.fail("no memory");
+    peer.commit(1, 2, operations_between(&states[0], &states[1])).await;
+    fixture.kernel.calls_reach(calls + 1).await;
+    fixture.kernel.recover();
+    tokio::time::sleep(SECOND).await;
+    assert_eq!(fixture.keys(), [mk_key("default/a"), mk_key("default/c")]);
+    // The retries of the rejected service port still back off.
+    let calls = fixture.kernel.calls().len();
+    tokio::time::sleep(600 * SECOND).await;
+    let retries = fixture.kernel.calls().len() - calls;
+    assert!((10..200).contains(&retries), "{retries} retries in ten minutes");
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn repeated_drift_is_repaired_slowly() {
     let state = mk_services(&["default/a"]);
     let mut fixture = start(&FakeKernel::default(), None);
