@@ -48,6 +48,9 @@ pub struct IpvsDataPlane<K> {
     overdue_at: Instant,
     /// How many destinations may drain before a transaction removes those without connections.
     max_draining: usize,
+    /// Whether a check has begun to remove destinations, and has not finished: what it has removed is unknown if it has
+    /// failed or was cancelled.
+    is_removing: bool,
 }
 
 /// The most virtual servers that no Service needs any more whose connections a transaction reads. Checks read all.
@@ -77,6 +80,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
             next_rules_check: next_check,
             overdue_at: Instant::now() + watch::MAX_DELAY,
             max_draining: MAX_TRANSACTION_WRITES,
+            is_removing: false,
         }
     }
 
@@ -242,6 +246,7 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
 
     async fn observe(&mut self, state: &NodeState, ownership: &VipOwnership) -> Result<Synced<AppliedState>> {
         self.families.retry_due();
+        self.is_removing = false;
         self.overdue_at = Instant::now() + watch::MAX_DELAY;
         let (rules, writes) = self.prepare(state).await?;
         let listing = self.kernel.list(self.ours(state)).await.context("list our objects")?;

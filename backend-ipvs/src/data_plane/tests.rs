@@ -256,6 +256,25 @@ async fn a_check_that_is_cancelled_forgets_nothing() {
     assert_eq!(kernel.objects()[&destination(ONE)], Value::Weight(Weight::Of(1)));
 }
 
+/// A check that is cancelled while it removes a destination: no change may follow, which would read the kernel.
+#[tokio::test(start_paused = true)]
+async fn a_removal_that_is_cancelled_is_followed_by_a_read_of_the_kernel() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let mut state = web(&[ONE, TWO]);
+    driver.reconcile_all(&state).await.unwrap();
+    let changes = transition(&mut state, &web(&[TWO]));
+    driver.apply_all(&state, &changes).await.unwrap();
+    kernel.set_stalled_commits(true);
+    assert_eq!(drift(&mut driver).await, None);
+    kernel.set_stalled_commits(false);
+
+    assert_eq!(drift(&mut driver).await, Some(Drift::Possible));
+    driver.reconcile_all(&state).await.unwrap();
+    assert_eq!(drift(&mut driver).await, None);
+    assert!(!kernel.objects().contains_key(&destination(ONE)));
+}
+
 /// Changes arrive without a pause, so that no check ends.
 #[tokio::test(start_paused = true)]
 async fn transactions_check_the_kernel_if_nothing_else_does() {

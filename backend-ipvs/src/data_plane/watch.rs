@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
+    mem,
     time::Duration,
 };
 
@@ -58,7 +59,13 @@ impl<K: Kernel> IpvsDataPlane<K> {
     }
 
     async fn check(&mut self, applied: &mut Option<AppliedState>) -> Result<Option<Drift>> {
-        let Some(known) = applied else { return std::future::pending().await };
+        let Some(known) = applied else {
+            if mem::take(&mut self.is_removing) {
+                return Ok(Some(Drift::Possible));
+            }
+            // After a preview: there is nothing to compare the kernel with.
+            return std::future::pending().await;
+        };
         if let Some(drift) = self.changed(known).await? {
             return Ok(Some(drift));
         }
@@ -67,7 +74,9 @@ impl<K: Kernel> IpvsDataPlane<K> {
         if !known.idle.is_empty()
             && let Some(mut known) = applied.take()
         {
+            self.is_removing = true;
             let removed = self.change(&mut known, BTreeSet::new(), 0, MAX_TRANSACTION_WRITES).await?.operations;
+            self.is_removing = false;
             *applied = Some(known);
             debug!(removed, "removed destinations whose connections have ended");
         }

@@ -39,6 +39,8 @@ struct Inner {
     unusable: Option<IpFamily>,
     /// Whether connection counts are not answered.
     is_stalled: bool,
+    /// Whether commits are not executed, and do not end.
+    has_stalled_commits: bool,
     /// The executed operations.
     log: Vec<Operation>,
     /// The number of commits.
@@ -114,6 +116,11 @@ impl Fake {
         self.lock().is_stalled = is_stalled;
     }
 
+    /// Whether to leave commits without an end; they execute nothing.
+    pub(crate) fn set_stalled_commits(&self, has_stalled_commits: bool) {
+        self.lock().has_stalled_commits = has_stalled_commits;
+    }
+
     /// The operations executed since the last call.
     pub(crate) fn log(&self) -> Vec<Operation> {
         std::mem::take(&mut self.lock().log)
@@ -157,6 +164,10 @@ impl Kernel for Fake {
     }
 
     async fn commit(&mut self, operations: Vec<Operation>) -> Result<Vec<Rejected>> {
+        let has_stalled_commits = self.lock().has_stalled_commits;
+        if has_stalled_commits {
+            return std::future::pending().await;
+        }
         let mut inner = self.lock();
         inner.commits += 1;
         let mut rejected = Vec::new();
