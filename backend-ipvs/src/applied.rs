@@ -65,6 +65,13 @@ impl AppliedState {
         self.desired.get(object).map(|(value, _)| value)
     }
 
+    /// Whether a service port has a VIP at this address.
+    pub(crate) fn has_vip_at(&self, address: IpAddr) -> bool {
+        let is_there =
+            |(_, vip): &(IpFamily, Vip)| matches!(vip, Vip::AddressPort { address: of, .. } if *of == address);
+        self.service_ports.values().any(|desired| desired.vips.iter().any(is_there))
+    }
+
     /// Removes a service port. Returns the objects that it needed.
     pub(crate) fn remove(&mut self, key: &ServicePortKey) -> BTreeSet<Object> {
         self.rejections.remove(key);

@@ -4,6 +4,7 @@
 use backend::testing::ProgramAll as _;
 use backend::{
     Backend, SyncReport,
+    dataplane::DataplaneOptions,
     driver::Driver,
     testing::{History, ServiceBuilder, StateBuilder, contract, mk_key, mk_state, transition},
 };
@@ -398,8 +399,41 @@ async fn missing_objects_are_drift() {
         kernel.put(object, value);
     }
     assert_eq!(drift(&mut driver).await, None);
-    kernel.set_elsewhere(["192.0.2.1".parse().unwrap()]);
-    assert_eq!(drift(&mut driver).await, Some(Drift::Possible));
+}
+
+/// Each pod that starts may bring a link-local address, and a change of the others may not concern us.
+#[tokio::test(start_paused = true)]
+async fn addresses_of_other_devices_are_drift_if_objects_depend_on_them() {
+    let [vip, link_local, other] = ["192.0.2.1", "fe80::1", "198.51.100.1"].map(|ip| ip.parse::<IpAddr>().unwrap());
+    let with = |external_ip: &'static str| {
+        let web = |web: ServiceBuilder| web.cluster_ip("10.96.0.1").external_ip(external_ip).node_port(30_080);
+        mk_state().service("default/web", |service| web(service).endpoints([ONE])).build()
+    };
+    for (nodeport_addresses, other_is_drift) in [(NodePortAddresses::Primary, false), (NodePortAddresses::all(), true)]
+    {
+        let kernel = Fake::default();
+        let dataplane = DataplaneOptions { nodeport_addresses, ..DataplaneOptions::default() };
+        let settings = Settings { dataplane, ..Settings::default() };
+        let mut driver = Driver::new(IpvsDataPlane::new(kernel.clone(), settings));
+        let mut state = with("192.0.2.1");
+        driver.reconcile_all(&state).await.unwrap();
+        for (address, is_drift) in [(vip, true), (link_local, false), (other, other_is_drift)] {
+            kernel.set_elsewhere([address]);
+            assert_eq!(drift(&mut driver).await, is_drift.then_some(Drift::Possible), "{address}");
+            kernel.set_elsewhere([]);
+            assert_eq!(drift(&mut driver).await, None);
+        }
+
+        // They are known to a change that depends on them.
+        kernel.set_elsewhere([other]);
+        if drift(&mut driver).await.is_some() {
+            driver.reconcile_all(&state).await.unwrap();
+        }
+        let changes = transition(&mut state, &with("198.51.100.1"));
+        driver.apply_all(&state, &changes).await.unwrap();
+        assert!(!kernel.objects().contains_key(&Object::Address(other)));
+        assert_eq!(drift(&mut driver).await, None);
+    }
 }
 
 /// The API server's Service and DNS are complete before the others begin.

@@ -4,11 +4,12 @@
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     mem,
+    net::IpAddr,
     time::Duration,
 };
 
 use anyhow::Result;
-use backend::Drift;
+use backend::{Drift, dataplane::NodePortAddresses};
 use netlink::ipvs::VirtualServerKey;
 use tokio::time::Instant;
 use tracing::{debug, warn};
@@ -83,8 +84,9 @@ impl<K: Kernel> IpvsDataPlane<K> {
         Ok(None)
     }
 
-    /// What another process has, or may have, changed.
-    pub(super) async fn changed(&mut self, known: &AppliedState) -> Result<Option<Drift>> {
+    /// What another process has, or may have, changed. Takes over the addresses of other devices if no object depends
+    /// on those that differ.
+    pub(super) async fn changed(&mut self, known: &mut AppliedState) -> Result<Option<Drift>> {
         let summary = self.kernel.summary().await?;
         let mut object = missing(known, &summary);
         if object.is_none() && self.next_rules_check <= Instant::now() {
@@ -96,7 +98,20 @@ impl<K: Kernel> IpvsDataPlane<K> {
         if let Some(object) = object {
             return Ok(Some(Drift::Changed { object: object.to_owned(), process: "unknown".to_owned(), pid: 0 }));
         }
-        Ok((summary.elsewhere != known.foreign_addresses).then_some(Drift::Possible))
+        let mut differing = summary.elsewhere.symmetric_difference(&known.foreign_addresses);
+        if differing.any(|address| known.has_vip_at(*address) || self.may_serve_node_ports(address)) {
+            return Ok(Some(Drift::Possible));
+        }
+        known.foreign_addresses = summary.elsewhere;
+        Ok(None)
+    }
+
+    /// Whether node ports may be served at an address of another device. Not at an IPv6 link-local one: each pod that
+    /// starts brings one, on the node's end of its link.
+    fn may_serve_node_ports(&self, address: &IpAddr) -> bool {
+        let NodePortAddresses::Cidrs(ranges) = &self.settings.dataplane.nodeport_addresses else { return false };
+        let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
+        !address.is_loopback() && !is_link_local && ranges.iter().any(|range| range.contains(address))
     }
 
     /// As [`Self::drained`], of all virtual servers. A transaction does the same when as many more drain as virtual
