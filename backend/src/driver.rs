@@ -309,11 +309,8 @@ impl<P: DataPlane> Driver<P> {
         self.is_fresh = false;
         self.queue.facts = false;
         for key in service_ports {
-            if !unfinished.contains(key) {
-                if !self.evicted.remove(key) {
-                    self.quarantine.accept(key);
-                }
-                self.release(key);
+            if !unfinished.contains(key) && !self.evicted.remove(key) {
+                self.quarantine.accept(key);
             }
             if waiting.contains(key) {
                 self.queue.changed(key);
@@ -323,6 +320,7 @@ impl<P: DataPlane> Driver<P> {
                 self.queue.done(key);
             }
         }
+        self.release(&service_ports.iter().filter(|key| !unfinished.contains(*key)).collect());
     }
 
     /// Whether another process may have changed our objects since they were read.
@@ -367,7 +365,7 @@ impl<P: DataPlane> Driver<P> {
                 suspects.chain(service_ports.iter().cloned()).partition(|key| self.quarantine.contains(key));
             self.quarantine.postpone(&old);
             old.iter().for_each(|key| self.queue.done(key));
-            old.iter().for_each(|key| self.release(key));
+            self.release(&old.iter().collect());
             if !new.is_empty() {
                 self.queue.suspects.push(new.into_iter().collect());
             }
@@ -394,13 +392,13 @@ impl<P: DataPlane> Driver<P> {
         }
         self.evicted.remove(key);
         self.queue.done(key);
-        self.release(key);
+        self.release(&HashSet::from([key]));
     }
 
-    /// A service port does not have the VIPs of others in the kernel any more.
-    fn release(&mut self, key: &ServicePortKey) {
+    /// These service ports do not have the VIPs of others in the kernel any more. Visits all VIPs that are held.
+    fn release(&mut self, service_ports: &HashSet<&ServicePortKey>) {
         self.held.retain(|_, holders| {
-            holders.remove(key);
+            holders.retain(|holder| !service_ports.contains(holder));
             !holders.is_empty()
         });
     }
