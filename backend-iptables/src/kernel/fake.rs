@@ -39,6 +39,8 @@ struct FakeState {
     script_lines: Option<usize>,
     suspicions: VecDeque<Suspicion>,
     restores: Vec<Restore>,
+    /// How often the rules of a family were read.
+    saves: usize,
 }
 
 /// A script that was to be restored.
@@ -166,11 +168,17 @@ impl FakeKernel {
     pub(crate) fn take_restores(&self) -> Vec<Restore> {
         std::mem::take(&mut self.0.lock().unwrap().restores)
     }
+
+    /// How often the rules of a family were read since the last call.
+    pub(crate) fn take_saves(&self) -> usize {
+        std::mem::take(&mut self.0.lock().unwrap().saves)
+    }
 }
 
 impl Kernel for FakeKernel {
     async fn save(&mut self, family: IpFamily) -> Result<Option<String>> {
-        let state = self.0.lock().unwrap();
+        let mut state = self.0.lock().unwrap();
+        state.saves += 1;
         ensure!(state.unreadable != Some(family), "cannot allocate memory");
         Ok((!state.missing.contains(&family)).then(|| state.rulesets[family].to_string()))
     }
