@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::Result;
 use runtime::{
+    Backoff,
     failure::{Recovery, Repeated},
     warn_if_news,
 };
@@ -26,6 +27,9 @@ use crate::{Progress, dataplane::NodePortAddresses, metrics::Metrics};
 /// The longest pause after a cleanup, which is as long as that took: half of a core at most.
 const MAX_PAUSE: Duration = Duration::from_secs(10);
 
+/// The shortest and the longest delay before a cleanup that has failed is repeated, if no change leads to one before.
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
 /// The thread waits for an event, at most for this time.
 const IDLE: Duration = Duration::from_secs(3600);
 
@@ -41,18 +45,27 @@ pub(super) struct Worker<T> {
     pub(super) resets: Repeated,
 }
 
+/// How a cleanup went.
+struct CleanupOutcome {
+    took: Duration,
+    has_failed: bool,
+}
+
 impl<T: FlowTable> Worker<T> {
     pub(super) fn run(mut self) {
+        let mut retries = Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1);
+        let mut retry_at = None;
         let mut rest = Rest::default();
         let (mut resets_from, mut cleans_from) = (Instant::now(), Instant::now());
         let mut is_due = false;
         loop {
             let next_reset = self.requests.with(|pending| pending.next_reset()).map(|at| at.max(resets_from));
-            let next_cleanup = is_due.then_some(cleans_from);
+            let next_cleanup = if is_due { Some(cleans_from) } else { retry_at };
             let until = self.rejecter.until();
             let next = [next_reset, next_cleanup, until].into_iter().flatten().min();
             let wake = self.requests.wait(next.map_or(IDLE, |next| next.duration_since(Instant::now())));
-            is_due |= wake == Wake::Due && self.requests.with(|pending| pending.is_cleanup_due());
+            let is_retry = retry_at.take_if(|at| *at <= Instant::now()).is_some();
+            is_due |= (wake == Wake::Due || is_retry) && self.requests.with(|pending| pending.is_cleanup_due());
             remove_rules(&self.requests, &mut self.rejecter, &self.progress);
             if wake == Wake::Closed {
                 return self.requests.ended();
@@ -65,8 +78,12 @@ impl<T: FlowTable> Worker<T> {
             }
             if is_due && cleans_from <= Instant::now() {
                 is_due = false;
-                let took = self.clean_up();
+                let CleanupOutcome { took, has_failed } = self.clean_up();
                 cleans_from = Instant::now() + took.min(MAX_PAUSE);
+                retry_at = has_failed.then(|| Instant::now() + retries.next_delay());
+                if !has_failed {
+                    retries.reset();
+                }
             }
             if !is_due {
                 self.requests.finish();
@@ -89,8 +106,8 @@ impl<T: FlowTable> Worker<T> {
         Ok(requests.with(|pending| pending.departed.passed(&due, Instant::now())))
     }
 
-    /// Deletes stale UDP flows, then half-open connections. Returns how long that took.
-    fn clean_up(&mut self) -> Duration {
+    /// Deletes stale UDP flows, then half-open connections.
+    fn clean_up(&mut self) -> CleanupOutcome {
         let begun = Instant::now();
         remove_rules(&self.requests, &mut self.rejecter, &self.progress);
         let udp = self.clean_up_udp();
@@ -98,8 +115,9 @@ impl<T: FlowTable> Worker<T> {
         let mut rested = Duration::ZERO;
         let half_open = self.clean_up_half_open(&mut rested);
         let took = begun.elapsed().saturating_sub(rested);
+        let has_failed = udp.is_err() || half_open.is_err();
         self.report_cleanup(udp, half_open, took);
-        took
+        CleanupOutcome { took, has_failed }
     }
 
     /// Deletes the stale flows of both families, if there may be any. Without a state that is confirmed, none is stale.
@@ -147,7 +165,7 @@ impl<T: FlowTable> Worker<T> {
         let errors = [cleanups.as_ref().err(), half_open.as_ref().err()].into_iter().flatten();
         let errors: Vec<_> = errors.map(|error| format!("{error:#}")).collect();
         let error = (!errors.is_empty()).then(|| errors.join("; "));
-        let failing = "cannot delete stale flows, retrying after the next change";
+        let failing = "cannot delete stale flows, retrying";
         if log_failure(&mut self.cleanups, error, failing, "stale flows can be deleted again") {
             self.progress.send_modify(|progress| progress.conntrack_failures += 1);
         }

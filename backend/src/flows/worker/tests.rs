@@ -2,6 +2,7 @@
 //! blocks.
 
 use std::{
+    cell::Cell,
     collections::{BTreeSet, HashSet},
     net::{IpAddr, SocketAddr},
     process::Command,
@@ -444,6 +445,8 @@ struct BlockingTable {
     permits: mpsc::Receiver<()>,
     flows: u16,
     record: Record,
+    /// How many more dumps fail.
+    failures: Cell<u32>,
     /// Whether half-open connections can be listed.
     half_open: netlink::Result<()>,
 }
@@ -453,7 +456,7 @@ impl BlockingTable {
     fn new() -> (Self, mpsc::Sender<()>, Record) {
         let (permit, permits) = mpsc::channel();
         let record = Record::default();
-        (Self { permits, flows: 3, record: record.clone(), half_open: Ok(()) }, permit, record)
+        (Self { permits, flows: 3, record: record.clone(), failures: Cell::new(0), half_open: Ok(()) }, permit, record)
     }
 }
 
@@ -469,6 +472,10 @@ impl FlowTable for BlockingTable {
         visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
     ) -> netlink::Result<()> {
         self.record.lock().unwrap().0 += 1;
+        if let Some(left) = self.failures.get().checked_sub(1) {
+            self.failures.set(left);
+            return Err(netlink::Error::Malformed("test"));
+        }
         let address = |text: &str, port| SocketAddr::new(text.parse().unwrap(), port);
         (1..=self.flows).try_for_each(|port| {
             visit(Flow {
@@ -572,6 +579,18 @@ fn what_is_deleted_counts_although_half_open_connections_cannot_be_listed() {
     fixture.flows.record(PendingFlows::confirmed);
     fixture.requests().wait_idle();
     assert_eq!((fixture.deleted_flows(), fixture.progress.borrow().conntrack_failures), (3, 1));
+}
+
+#[test]
+fn a_cleanup_that_has_failed_is_repeated_without_a_change() {
+    let (table, permit, record) = BlockingTable::new();
+    let mut fixture = Fixture::new(ConntrackCleanup::Enabled, BlockingTable { failures: Cell::new(1), ..table });
+    permit.send(()).unwrap();
+    fixture.reconcile(&dns_at("10.244.1.1:53"), &[]);
+    assert_eq!((fixture.deleted_flows(), fixture.progress.borrow().conntrack_failures), (0, 1));
+    let begun = Instant::now();
+    until(|| fixture.deleted_flows() == 3 || begun.elapsed() > 2 * RETRY_DELAY.1);
+    assert_eq!((fixture.deleted_flows(), record.lock().unwrap().0), (3, 2));
 }
 
 #[test]
