@@ -6,7 +6,7 @@ mod tests;
 mod watch;
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     mem,
     net::IpAddr,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -48,6 +48,9 @@ pub struct IpvsDataPlane<K> {
     overdue_at: Instant,
     /// How many destinations may drain before a transaction removes those without connections.
     max_draining: usize,
+    /// When draining destinations are deleted at the latest, by the time that the kernel stores for each of them. The
+    /// wall clock, which that time is of, may jump.
+    drain_deadlines: HashMap<(Object, u32), Instant>,
     /// Whether a check has begun to remove destinations, and has not finished: what it has removed is unknown if it has
     /// failed or was cancelled.
     is_removing: bool,
@@ -80,6 +83,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
             next_rules_check: next_check,
             overdue_at: Instant::now() + watch::MAX_DELAY,
             max_draining: MAX_TRANSACTION_WRITES,
+            drain_deadlines: HashMap::new(),
             is_removing: false,
         }
     }
@@ -141,6 +145,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
             if !operations.is_empty() {
                 let rejected = self.kernel.commit(operations.clone()).await.context("change the kernel")?;
                 applied.commit(&operations, rejected)?;
+                self.record_drains(&operations);
             }
             executed.operations += operations.len();
             if part == 0 {
@@ -251,6 +256,7 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
         let (rules, writes) = self.prepare(state).await?;
         let listing = self.kernel.list(self.ours(state)).await.context("list our objects")?;
         let Listing { mut objects, elsewhere } = listing;
+        self.forget_other_drains(&objects);
         objects.retain(|object, _| self.families.contains(object.family()));
         let mut applied = AppliedState::new(objects, rules, elsewhere);
         for key in state.service_ports().keys() {

@@ -235,6 +235,26 @@ async fn a_drain_ends_at_its_deadline() {
     assert!(!kernel.objects().contains_key(&destination(ONE)));
 }
 
+/// The wall clock stands still, and could as well have jumped. A reconcile forgets nothing.
+#[tokio::test(start_paused = true)]
+async fn a_drain_lasts_as_long_whatever_the_wall_clock_says() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let mut state = web(&[ONE, TWO]);
+    driver.reconcile_all(&state).await.unwrap();
+    kernel.connect(1);
+    let changes = transition(&mut state, &web(&[TWO]));
+    driver.apply_all(&state, &changes).await.unwrap();
+    let (drain, rest) = (Settings::default().drain, 10 * watch::MIN_INTERVAL);
+    tokio::time::advance(drain - rest).await;
+    assert_eq!(drift(&mut driver).await, None);
+    driver.reconcile_all(&state).await.unwrap();
+    assert!(kernel.objects().contains_key(&destination(ONE)));
+    tokio::time::advance(rest).await;
+    assert_eq!(drift(&mut driver).await, None);
+    assert!(!kernel.objects().contains_key(&destination(ONE)));
+}
+
 /// A cancelled check: what is known of the kernel stays known, so that the next change does not read all of it.
 #[tokio::test(start_paused = true)]
 async fn a_check_that_is_cancelled_forgets_nothing() {

@@ -19,7 +19,7 @@ use crate::{
     applied::AppliedState,
     kernel::{Connections, Kernel, Summary},
     object::{Object, Value, Weight},
-    plan::destinations,
+    plan::{Objects, Operation, destinations},
     set::SetId,
 };
 
@@ -117,6 +117,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
     /// As [`Self::drained`], of all virtual servers. A transaction does the same when as many more drain as virtual
     /// servers have now, so that the cost of a read is in proportion to the changes since the last one.
     pub(super) async fn all_drained(&mut self, applied: &AppliedState) -> Result<HashSet<Object>> {
+        self.forget_other_drains(&applied.observed);
         let servers = applied.draining_servers();
         let count = |server: &VirtualServerKey| destinations(&applied.observed, *server).count();
         let all: usize = servers.iter().map(count).sum();
@@ -138,7 +139,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
             return Ok(idle);
         }
         let connections = self.kernel.connections(servers.iter().copied().collect()).await?;
-        let now = now();
+        let now = Instant::now();
         for server in servers {
             let stays = applied.desired(&Object::Server(server)).is_some();
             for (object, value) in destinations(&applied.observed, server) {
@@ -147,13 +148,35 @@ impl<K: Kernel> IpvsDataPlane<K> {
                 };
                 let Connections { active, inactive } =
                     connections.get(&(server, *address)).copied().unwrap_or_default();
-                let is_idle = *until <= now || (active == 0 && (inactive == 0 || !stays));
+                let is_idle = self.drain_deadline(*object, *until) <= now || (active == 0 && (inactive == 0 || !stays));
                 if is_idle && applied.draining.contains(object) {
                     idle.insert(*object);
                 }
             }
         }
         Ok(idle)
+    }
+
+    /// Records when the destinations that begin to drain are deleted at the latest.
+    pub(super) fn record_drains(&mut self, operations: &[Operation]) {
+        for operation in operations {
+            if let Operation::Change(object, Value::Weight(Weight::Draining(until))) = operation {
+                self.drain_deadline(*object, *until);
+            }
+        }
+    }
+
+    /// Forgets the deadlines of all destinations but those that drain.
+    pub(super) fn forget_other_drains(&mut self, observed: &Objects) {
+        self.drain_deadlines
+            .retain(|(object, until), _| observed.get(object) == Some(&Value::Weight(Weight::Draining(*until))));
+    }
+
+    /// When a destination for which the kernel stores this time is deleted at the latest. The wall clock counts only
+    /// when this process sees it for the first time: soon after the drain has begun, or after a restart.
+    fn drain_deadline(&mut self, object: Object, until: u32) -> Instant {
+        let remaining = || Duration::from_secs(until.saturating_sub(now()).into());
+        *self.drain_deadlines.entry((object, until)).or_insert_with(|| Instant::now() + remaining())
     }
 }
 
