@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use proto::model::Role;
+use proto::model::{PerFamily, Role};
 use runtime::{Backoff, ReadyGuard, Shutdown};
 use tokio::{sync::watch, task::JoinSet};
 use tracing::info;
@@ -152,7 +152,8 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         let stored = Target::unconfirmed(state.clone(), replica.committed());
         let (target, targets) = watch::channel(stored.clone());
         let (reached, programmed) = watch::channel(Programmed::default());
-        let flows = Flows::start(conntrack, B::NAT, nodeport_addresses, state, progress.clone(), metrics.clone());
+        let flows =
+            Flows::start(conntrack, B::NAT, nodeport_addresses.clone(), state, progress.clone(), metrics.clone());
         let flows = Arc::new(flows);
         let is_after_boot = replica.is_of_earlier_boot();
         let mut programmer = Programmer {
@@ -174,6 +175,8 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             target,
             programmed,
             flows,
+            nodeport_addresses,
+            without_node_ports: PerFamily::default(),
             progress,
             metrics,
         };

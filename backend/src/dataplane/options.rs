@@ -77,6 +77,14 @@ impl NodePortAddresses {
         }
     }
 
+    /// The families of which a Node object has addresses, while none serves node ports: there is no range of it.
+    pub(crate) fn families_without_range(&self, node: &NodeInfo) -> PerFamily<bool> {
+        PerFamily::from_fn(|family| match self {
+            Self::Primary => false,
+            Self::Cidrs(ranges) => node.primary_address(family).is_some() && cidrs_of_family(ranges, family).is_empty(),
+        })
+    }
+
     /// Whether an address is in the ranges.
     pub(crate) fn contain(&self, address: &IpAddr) -> bool {
         matches!(self, Self::Cidrs(ranges) if ranges.iter().any(|range| range.contains(address)))
@@ -277,5 +285,27 @@ pub fn table_family(family: IpFamily) -> TableFamily {
     match family {
         IpFamily::V4 => TableFamily::Ip,
         IpFamily::V6 => TableFamily::Ip6,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_of_the_node_without_a_range_are_known() {
+        let families_of = |addresses: NodePortAddresses, node: &[&str]| {
+            let node_addresses = node.iter().map(|address| address.parse().unwrap()).collect();
+            let node = NodeInfo { addresses: node_addresses, ..NodeInfo::unknown("node-a") };
+            let PerFamily { v4, v6 } = addresses.families_without_range(&node);
+            [v4, v6]
+        };
+        let range = || NodePortAddresses::Cidrs(vec!["192.0.2.0/24".parse().unwrap()]);
+        let dual_stack = ["198.51.100.1", "fd00::1"];
+        assert_eq!(families_of(range(), &dual_stack), [false, true]);
+        assert_eq!(families_of(range(), &["198.51.100.1"]), [false, false]);
+        assert_eq!(families_of(range(), &["fd00::1"]), [false, true]);
+        assert_eq!(families_of(NodePortAddresses::Primary, &dual_stack), [false, false]);
+        assert_eq!(families_of(NodePortAddresses::all(), &dual_stack), [false, false]);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{mem, sync::Arc, time::SystemTime};
 
-use proto::model::{ClientMessage, NodeInfo, ServerMessage};
+use proto::model::{ClientMessage, IpFamily, NodeInfo, PerFamily, ServerMessage};
 use runtime::Shutdown;
 use tokio::{
     sync::watch,
@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     ChangeCounts, Changes, Connect, NodeState, Progress,
+    dataplane::NodePortAddresses,
     flows::Flows,
     metrics::Metrics,
     replica::{Committed, Reaction, Replica},
@@ -30,6 +31,9 @@ pub(crate) struct Follower<C> {
     pub(crate) target: watch::Sender<Target>,
     pub(crate) programmed: watch::Receiver<Programmed>,
     pub(crate) flows: Arc<Flows>,
+    pub(crate) nodeport_addresses: NodePortAddresses,
+    /// The families in which no address of the node serves node ports, as they were reported.
+    pub(crate) without_node_ports: PerFamily<bool>,
     pub(crate) progress: watch::Sender<Progress>,
     pub(crate) metrics: Arc<Metrics>,
 }
@@ -37,6 +41,7 @@ pub(crate) struct Follower<C> {
 impl<C: Connect> Follower<C> {
     /// Follows the frontend until `shutdown`.
     pub(crate) async fn run(mut self, mut shutdown: Shutdown) {
+        self.report_node_ports();
         while !shutdown.is_triggered() {
             self.report();
             // The last ack is sent again when a large change is programmed, unless that fails.
@@ -134,6 +139,16 @@ impl<C: Connect> Follower<C> {
                 target.changed_at = at;
             }
         });
+        self.report_node_ports();
+    }
+
+    /// Reports families of the node in which `--nodeport-addresses` has no CIDR.
+    fn report_node_ports(&mut self) {
+        let without = self.nodeport_addresses.families_without_range(self.replica.state().node());
+        let reported = mem::replace(&mut self.without_node_ports, without);
+        for family in IpFamily::ALL.into_iter().filter(|family| without[*family] && !reported[*family]) {
+            warn!(%family, "node ports are not served: --nodeport-addresses has no CIDR of this IP family");
+        }
     }
 
     fn session_ended(&mut self) {

@@ -39,7 +39,8 @@ pub(crate) struct TrafficArgs {
     pub(crate) masquerade_bit: u8,
 
     /// Serve node ports, health-check node ports included, at these addresses: `primary` (the node's first address of
-    /// each IP family), or local addresses in these CIDRs, comma-separated. Loopback addresses are excluded.
+    /// each IP family), or local addresses in these CIDRs, comma-separated. An IP family without a CIDR serves none.
+    /// Loopback addresses are excluded.
     #[arg(
         long,
         env = "FAIRLEAD_NODEPORT_ADDRESSES",
