@@ -42,7 +42,7 @@ mod size;
 mod table;
 mod unclaimed;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use backend::{dataplane::DataplaneOptions, driver::Driver};
 use iptables::{Program, Ruleset, SavedRules, Variant, VariantSelection};
 use proto::model::IpFamily;
@@ -89,7 +89,9 @@ pub async fn programmed_families(variant: Option<Variant>) -> Result<Vec<IpFamil
 /// # Errors
 /// When the rules cannot be read.
 pub fn count_chains(saved: &SavedRules) -> Result<usize> {
-    let rules = Ruleset::parse(&saved.text)?;
+    let what = || format!("read the rules of {}", saved.program);
+    let rules = Ruleset::parse(&saved.text).with_context(what)?;
+    rules.ensure_readable(&table::TABLES).with_context(what)?;
     let chains = rules.chains().filter(|(_, chain, _)| names::is_ours(chain));
     Ok(if has_programmed(&rules) { chains.count() } else { 0 })
 }

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result};
 use backend_iptables::{has_programmed, is_own_chain};
-use iptables::{Condition, Policy, Program, Rule, Ruleset, Script, Table, Target, save_all, target};
+use iptables::{Condition, Policy, Program, Rule, Ruleset, SavedRules, Script, Table, Target, save_all, target};
 
 use super::LeftoverObject;
 
@@ -41,11 +41,15 @@ struct TableRemoval {
 impl Removal {
     /// Reads the rules of every iptables that is installed.
     pub(crate) async fn find() -> Result<Vec<Self>> {
-        let removal = |saved: iptables::SavedRules| {
-            let rules = Ruleset::parse(&saved.text).with_context(|| format!("read the rules of {}", saved.program))?;
-            Ok(Self::new(saved.program, &rules))
-        };
-        save_all().await?.into_iter().map(removal).collect()
+        save_all().await?.iter().map(Self::of).collect()
+    }
+
+    /// Fails when rules of kube-proxy may not be visible.
+    fn of(saved: &SavedRules) -> Result<Self> {
+        let what = || format!("read the rules of {}", saved.program);
+        let rules = Ruleset::parse(&saved.text).with_context(what)?;
+        rules.ensure_readable(&canary::TABLES).with_context(what)?;
+        Ok(Self::new(saved.program, &rules))
     }
 
     fn new(program: Program, rules: &Ruleset) -> Self {

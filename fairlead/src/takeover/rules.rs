@@ -19,8 +19,8 @@ use std::{
     net::SocketAddr,
 };
 
-use ::iptables::{Ruleset, save_all};
-use anyhow::Result;
+use ::iptables::{Ruleset, Table, save_all};
+use anyhow::{Context as _, Result};
 use backend::dataplane::Vip;
 use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, Protocol};
@@ -122,7 +122,10 @@ impl Chains {
 pub(crate) async fn kube_proxy_rules() -> Result<KubeProxyRules> {
     let mut modes = Vec::new();
     for saved in save_all().await? {
-        modes.push(iptables::read(saved.program.family, &Ruleset::parse(&saved.text)?));
+        let what = || format!("read the rules of {}", saved.program);
+        let rules = Ruleset::parse(&saved.text).with_context(what)?;
+        rules.ensure_readable(&[Table::Filter, Table::Nat]).with_context(what)?;
+        modes.push(iptables::read(saved.program.family, &rules));
     }
     modes.extend([nft::read()?, read_ipvs()?]);
     // The last value of a key counts.

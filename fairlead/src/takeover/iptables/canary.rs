@@ -11,8 +11,8 @@ use tracing::info;
 /// The chain (`kubeProxyCanaryChain`, pkg/proxy/iptables).
 const CANARY: &str = "KUBE-PROXY-CANARY";
 /// kube-proxy looks for the canary in these tables at each `iptables.syncPeriod`, 30 s by default, and then waits for
-/// up to 5 s until it is gone from all of them.
-const TABLES: [Table; 3] = [Table::Mangle, Table::Nat, Table::Filter];
+/// up to 5 s until it is gone from all of them. It has no chains in other tables.
+pub(super) const TABLES: [Table; 3] = [Table::Mangle, Table::Nat, Table::Filter];
 /// The longest wait for kube-proxy, which then does not run.
 const TIMEOUT: Duration = Duration::from_secs(75);
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
@@ -61,6 +61,7 @@ pub(crate) async fn running_kube_proxies(saved: &[SavedRules]) -> Result<Vec<Pro
 /// The tables with a canary.
 fn canaries(saved: &str) -> Result<Vec<Table>> {
     let rules = Ruleset::parse(saved)?;
+    rules.ensure_readable(&TABLES)?;
     Ok(TABLES.into_iter().filter(|table| rules.chain(*table, CANARY).is_some()).collect())
 }
 

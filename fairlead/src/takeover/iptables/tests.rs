@@ -45,6 +45,21 @@ fn nothing_is_found_among_rules_of_other_programs() {
 }
 
 #[test]
+fn a_table_that_iptables_cannot_read_is_an_error() {
+    let find = |table: &str| {
+        let text = format!("# Table `{table}' is incompatible, use 'nft' tool.\n{}", others(IpFamily::V4));
+        Removal::of(&SavedRules { program: Program::new(IpFamily::V4, Variant::Nft), text })
+    };
+    for table in ["nat", "filter", "mangle"] {
+        let error = format!("{:#}", find(table).unwrap_err());
+        assert!(error.contains("iptables-nft") && error.contains(&format!("cannot read table {table}")), "{error}");
+        assert!(error.contains("delete that rule with nft"), "{error}");
+    }
+    // kube-proxy has no chains there.
+    assert!(find("security").is_ok());
+}
+
+#[test]
 fn jumps_and_chains_are_found() {
     let found = removals(&all(IpFamily::V4));
     let counts: Vec<_> =
