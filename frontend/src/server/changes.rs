@@ -11,7 +11,7 @@ use tonic::Status;
 use super::require_ready;
 use crate::{cluster::ClusterState, identity::Visibility, log::LoggedChange};
 
-/// How many changes are listed.
+/// How many changes are listed. If there are more, the list is complete since a later time.
 const MAX_LISTED: usize = 1000;
 
 /// [`Visibility::Cluster`]: with the objects that changes come from, and summaries.
@@ -38,8 +38,12 @@ pub(super) fn response(
             (namespace.is_empty() || *key.namespace == **namespace) && (name.is_empty() || *key.name == **name)
         };
         let concerns = |change: &&Arc<LoggedChange>| node.is_empty() || since.concerns(node, change);
-        let changes = since.changes.iter().filter(is_named).filter(concerns).take(MAX_LISTED);
-        response.changes = changes.map(|change| wire(change, visibility)).collect();
+        let mut changes = since.changes.iter().filter(is_named).filter(concerns);
+        response.changes = changes.by_ref().take(MAX_LISTED).map(|change| wire(change, visibility)).collect();
+        if let (Some(_), Some(oldest)) = (changes.next(), response.changes.last()) {
+            // Others of the same time may have been left out.
+            response.complete_since_micros = complete_since_micros.max(oldest.at_micros + 1);
+        }
     } else if *at_micros >= complete_since_micros {
         let at = UNIX_EPOCH.checked_add(Duration::from_micros(*at_micros));
         let (current, later) = log.state_at(node, at.unwrap_or_else(std::time::SystemTime::now));
@@ -142,6 +146,24 @@ mod tests {
         assert!(changes(&cluster, later, Visibility::Cluster).len() <= 1);
         let other = v1::ChangesRequest { namespace: "other".to_owned(), ..v1::ChangesRequest::default() };
         assert!(changes(&cluster, other, Visibility::Cluster).is_empty());
+    }
+
+    #[test]
+    fn a_list_that_is_cut_is_complete_since_a_later_time() {
+        let cluster = cluster();
+        for number in 0..=MAX_LISTED as u64 {
+            let address = if number % 2 == 0 { "10.0.0.2" } else { "10.0.0.1" };
+            commit(&cluster, [written(slice("x", "web", vec![endpoint(address, "node-1")]), 10 + number, "kubectl")]);
+        }
+        let list = |since_micros| {
+            let request = v1::ChangesRequest { since_micros, ..v1::ChangesRequest::default() };
+            response(&cluster, &request, Visibility::Cluster).unwrap()
+        };
+        let cut = list(0);
+        let oldest = cut.changes.last().unwrap().at_micros;
+        assert_eq!((cut.changes.len(), cut.complete_since_micros), (MAX_LISTED, oldest + 1));
+        let complete = list(oldest);
+        assert!(complete.changes.len() < MAX_LISTED && complete.complete_since_micros <= oldest);
     }
 
     #[test]
