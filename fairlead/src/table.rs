@@ -34,9 +34,14 @@ impl Table {
 
     /// Appends a row. An empty cell is printed as `-`, control characters as spaces: others may have written the text.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = impl Display>) {
-        let cells = cells.into_iter().map(|cell| cell.to_string().replace(char::is_control, " "));
+        let cells = cells.into_iter().map(printable);
         self.rows.push(cells.map(|cell| if cell.is_empty() { "-".to_owned() } else { cell }).collect());
     }
+}
+
+/// Text that others may have written: control characters, which change what a terminal shows, are replaced by spaces.
+pub(crate) fn printable(text: impl Display) -> String {
+    text.to_string().replace(char::is_control, " ")
 }
 
 impl Display for Table {

@@ -1,13 +1,23 @@
 //! `fairlead plan`: what would change, and on which nodes, if the objects in files were applied.
 
-use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Write as _},
+    path::PathBuf,
+};
 
 use anyhow::{Result, anyhow};
 use proto::v1::{LostEndpoints, NodeGroup, PlanRequest, PlanResponse, PlannedChange};
 use serde_json::Value;
 
 use super::view::RESPONSE_TIMEOUT;
-use crate::{cli::PlanArgs, config::Document, exit_code::ExitCode, print, table::Table};
+use crate::{
+    cli::PlanArgs,
+    config::Document,
+    exit_code::ExitCode,
+    print,
+    table::{Table, printable},
+};
 
 /// The objects in the files.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -63,31 +73,32 @@ impl Documents {
     }
 
     fn skip(&mut self, kind: &str) {
-        *self.skipped.entry(kind.to_owned()).or_default() += 1;
+        *self.skipped.entry(printable(kind)).or_default() += 1;
     }
 }
 
 fn table(plan: &PlanResponse) -> String {
     let mut text = String::new();
+    let mut line = |line: fmt::Arguments<'_>| text += &(printable(line) + "\n");
     for PlannedChange { service_port, summary, gained_vips, lost_vips, nodes, lost_endpoints } in &plan.changes {
         let count = nodes.as_ref().map_or(0, |nodes| nodes.count);
-        let _ = writeln!(text, "{service_port}   {summary}; {count} nodes");
+        line(format_args!("{service_port}   {summary}; {count} nodes"));
         for (sign, vips) in [('+', gained_vips), ('-', lost_vips)] {
             for vip in vips {
-                let _ = writeln!(text, "  {sign} {vip}");
+                line(format_args!("  {sign} {vip}"));
             }
         }
         for LostEndpoints { traffic, nodes } in lost_endpoints {
             let NodeGroup { count, names } = nodes.clone().unwrap_or_default();
             let more = if count > names.len() as u64 { ", ..." } else { "" };
-            let _ = writeln!(text, "  {count} nodes lose all endpoints ({traffic}): {}{more}", names.join(", "));
+            line(format_args!("  {count} nodes lose all endpoints ({traffic}): {}{more}", names.join(", ")));
         }
     }
     if !plan.problems.is_empty() {
         let _ = writeln!(text, "\n{}", Table::of_problems(&plan.problems));
     }
     for ignored in &plan.ignored {
-        let _ = writeln!(text, "not planned: {ignored}");
+        let _ = writeln!(text, "not planned: {}", printable(ignored));
     }
     let PlanResponse { revision, change_count, losing_count, conflict_count, .. } = plan;
     let _ = writeln!(
@@ -138,6 +149,18 @@ password: hidden
         let expected = [("Secret of v1", 4), ("Service of serving.knative.dev/v1", 2), ("document without kind", 2)];
         assert_eq!(skipped, expected);
         assert!(documents(&[directory.path().join("none")]).unwrap_err().to_string().contains("cannot read"));
+    }
+
+    #[test]
+    fn control_characters_are_not_printed() {
+        let escape = "a\u{1b}[31mb".to_owned();
+        let mut documents = Documents::default();
+        documents.add(serde_json::json!({ "apiVersion": "v1", "kind": escape }));
+        assert_eq!(documents.skipped.into_keys().collect::<Vec<_>>(), ["a [31mb of v1"]);
+        let change = PlannedChange { service_port: escape.clone(), summary: escape.clone(), ..Default::default() };
+        let plan = PlanResponse { changes: vec![change], ignored: vec![escape], ..PlanResponse::default() };
+        let text = table(&plan);
+        assert!(text.starts_with("a [31mb   a [31mb; 0 nodes\nnot planned: a [31mb\n"), "{text:?}");
     }
 
     #[test]
