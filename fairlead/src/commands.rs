@@ -22,7 +22,7 @@ mod trace;
 mod view;
 mod watch;
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use clap_complete::{Shell, generate};
@@ -39,6 +39,8 @@ use crate::{
 /// replica.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(20);
 
+const COULD_NOT_RUN: i32 = ExitCode::CouldNotRun as i32;
+
 /// Runs a command.
 pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     let Parsed { cli, effective, file } = parsed;
@@ -54,7 +56,9 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.context("cannot start the async runtime")?;
     let result = runtime.block_on(async {
-        let shutdown = Shutdown::on_signals().context("cannot install signal handlers")?;
+        // For a command, 1 says that it ran.
+        let signals = if is_server { Shutdown::on_signals() } else { Shutdown::on_signals_with(COULD_NOT_RUN) };
+        let shutdown = signals.context("cannot install signal handlers")?;
         let uses_kubectl =
             kubectl::is_plugin(std::env::args_os().next().as_deref()) && effective.is_default("frontend");
         if uses_kubectl
@@ -72,11 +76,11 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             Command::Diff(args) => return interruptible(diff::run(args), shutdown).await,
             Command::Drained(args) => return interruptible(drained::run(args), shutdown).await,
             Command::Plan(args) => return interruptible(plan::run(args), shutdown).await,
-            Command::Check(args) => return check::run(args).await,
+            Command::Check(args) => return interruptible(check::run(args), shutdown).await,
             Command::ProtocolTest(args) => return interruptible(protocol_test::run(args), shutdown).await,
             Command::Test(args) => return interruptible(connectivity::run(args), shutdown).await,
             Command::Config(args) => return config::run(args),
-            Command::Trace(args) => trace::run(args).await,
+            Command::Trace(args) => interruptible(trace::run(args), shutdown).await,
             Command::Bundle(args) => interruptible(bundle::run(args), shutdown).await,
             Command::Frontend(args) => frontend::run(args, shutdown).await,
             Command::Backend { backend } => backend::run(backend, &effective, shutdown).await,
@@ -85,7 +89,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             Command::Services(args) => interruptible(services::run(args), shutdown).await,
             Command::Log(args) => interruptible(changes::run(args), shutdown).await,
             Command::Endpoints(args) => interruptible(endpoints::run(args), shutdown).await,
-            Command::Cleanup(args) => cleanup::run(args, shutdown).await,
+            Command::Cleanup(args) => uninterrupted(cleanup::run(args, shutdown.clone()), shutdown).await,
             Command::Completion { shell } => completion(shell),
         };
         result.map(|()| ExitCode::Success)
@@ -107,6 +111,16 @@ fn raise_file_limit() {
     }
 }
 
+/// Runs a command that completes what it has begun after a signal.
+async fn uninterrupted<T>(command: impl Future<Output = Result<T>>, mut shutdown: Shutdown) -> Result<T> {
+    let mut command = pin!(command);
+    if let Some(result) = shutdown.run_until_started(command.as_mut()).await {
+        return result;
+    }
+    warn!("interrupted: what has begun is completed first; a second signal exits at once");
+    command.await
+}
+
 /// Prints the completion script of a shell.
 fn completion(shell: Shell) -> Result<()> {
     let mut script = Vec::new();
@@ -117,6 +131,19 @@ fn completion(shell: Shell) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_signal_ends_some_commands_and_others_complete() {
+        let (trigger, shutdown) = Shutdown::channel();
+        let command = async || {
+            trigger.fire();
+            tokio::task::yield_now().await;
+            anyhow::Ok(())
+        };
+        assert!(uninterrupted(command(), shutdown.clone()).await.is_ok());
+        let hangs = std::future::pending::<Result<()>>();
+        assert_eq!(interruptible(hangs, shutdown).await.unwrap_err().to_string(), "interrupted");
+    }
 
     #[test]
     fn clients_can_reconnect_before_the_deadline() {

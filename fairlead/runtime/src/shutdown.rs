@@ -36,6 +36,11 @@ impl Shutdown {
     ///
     /// Must be called within a tokio runtime, and replaces the default handlers of both signals.
     pub fn on_signals() -> io::Result<Self> {
+        Self::on_signals_with(1)
+    }
+
+    /// As [`Self::on_signals`], but the second signal exits with this code.
+    pub fn on_signals_with(exit_code: i32) -> io::Result<Self> {
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let mut next = async move || {
             tokio::select! {
@@ -51,7 +56,7 @@ impl Shutdown {
             let name = next().await;
             error!(signal = name, "second signal, exiting without waiting for tasks");
             log::flush();
-            std::process::exit(1);
+            std::process::exit(exit_code);
         });
         Ok(shutdown)
     }

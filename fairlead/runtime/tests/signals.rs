@@ -7,7 +7,7 @@ use fairlead_runtime::{LogFormat, Shutdown, log};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Set in the environment of the process under test.
+/// In the environment of the process under test: the exit code after the second signal.
 const CHILD: &str = "FAIRLEAD_TEST_SIGNALLED";
 
 struct Signalled {
@@ -16,10 +16,10 @@ struct Signalled {
 }
 
 impl Signalled {
-    fn start(test: &str) -> io::Result<Self> {
+    fn start(test: &str, exit_code: i32) -> io::Result<Self> {
         let mut process = Command::new(std::env::current_exe()?)
             .args(["--exact", test, "--nocapture"])
-            .env(CHILD, "1")
+            .env(CHILD, exit_code.to_string())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()?;
@@ -52,9 +52,9 @@ impl Drop for Signalled {
 }
 
 /// The process under test: it receives the shutdown and hangs.
-async fn ignore_shutdown() -> anyhow::Result<()> {
+async fn ignore_shutdown(exit_code: i32) -> anyhow::Result<()> {
     log::init(LogFormat::Text, "info")?;
-    let mut shutdown = Shutdown::on_signals()?;
+    let mut shutdown = Shutdown::on_signals_with(exit_code)?;
     tracing::info!("waiting for a signal");
     shutdown.recv().await;
     tracing::info!("shutdown received");
@@ -63,11 +63,11 @@ async fn ignore_shutdown() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn first_signal_shuts_down_second_exits() -> anyhow::Result<()> {
-    if std::env::var_os(CHILD).is_some() {
-        return ignore_shutdown().await;
+    if let Ok(exit_code) = std::env::var(CHILD) {
+        return ignore_shutdown(exit_code.parse()?).await;
     }
-    for (first, second) in [(Signal::SIGTERM, Signal::SIGINT), (Signal::SIGINT, Signal::SIGTERM)] {
-        let mut signalled = Signalled::start("first_signal_shuts_down_second_exits")?;
+    for (first, second, exit_code) in [(Signal::SIGTERM, Signal::SIGINT, 1), (Signal::SIGINT, Signal::SIGTERM, 2)] {
+        let mut signalled = Signalled::start("first_signal_shuts_down_second_exits", exit_code)?;
         signalled.read_until("waiting for a signal")?;
         signalled.send(first)?;
         signalled.read_until("shutdown received")?;
@@ -75,7 +75,7 @@ async fn first_signal_shuts_down_second_exits() -> anyhow::Result<()> {
         signalled.send(second)?;
         let line = signalled.read_until("second signal")?;
         assert!(line.contains(second.as_str()), "{line}");
-        assert_eq!(signalled.process.wait()?.code(), Some(1));
+        assert_eq!(signalled.process.wait()?.code(), Some(exit_code));
     }
     Ok(())
 }
