@@ -10,7 +10,7 @@ mod redact;
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use iptables::SavedRules;
 use nix::unistd::{AccessFlags, access};
 
@@ -59,6 +59,11 @@ async fn collect(args: &BundleArgs, node: &str) -> Result<Archive> {
     archive.add("sysctls.txt", Ok(collect::sysctls()));
     for path in collect::KERNEL_FILES {
         archive.add(format!("kernel{path}"), collect::file(path));
+    }
+    for path in collect::ROUTE_FILES {
+        let text =
+            if args.redact_ips { Err(anyhow!("its addresses are hexadecimal numbers")) } else { collect::file(path) };
+        archive.add(format!("kernel{path}"), text);
     }
     archive.add_all("nft", collect::nft());
     let saved = iptables::save_all().await;

@@ -15,20 +15,20 @@ use crate::{
 /// How long the backend may take for a response.
 const HTTP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Files of the kernel with network settings and statistics.
-pub(super) const KERNEL_FILES: [&str; 12] = [
+pub(super) const KERNEL_FILES: [&str; 10] = [
     "/proc/version",
     "/proc/loadavg",
     "/proc/meminfo",
     "/proc/modules",
     "/proc/net/dev",
-    "/proc/net/route",
-    "/proc/net/ipv6_route",
     "/proc/net/snmp",
     "/proc/net/netstat",
     "/proc/net/sockstat",
     "/proc/net/stat/nf_conntrack",
     "/proc/net/ip_vs_stats",
 ];
+/// Files of the kernel with routes, whose addresses are hexadecimal numbers.
+pub(super) const ROUTE_FILES: [&str; 2] = ["/proc/net/route", "/proc/net/ipv6_route"];
 /// Sysctls, relative to `/proc/sys/net`.
 const SYSCTLS: [&str; 16] = [
     "ipv4/ip_forward",

@@ -32,6 +32,11 @@ static JSON_WEB_TOKEN: LazyLock<Regex> = LazyLock::new(|| pattern(r"eyJ[A-Za-z0-
 /// What may be an address.
 static ADDRESS: LazyLock<Regex> = LazyLock::new(|| pattern("[0-9A-Fa-f:.]+"));
 
+/// In rules of nf_tables: what is before the data of an expression that has no text, such as those of iptables-nft, or
+/// before a part of a header, such as the network of an address. The data may be an address.
+static RAW_DATA: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(\[\w+|@\w+,\d+,\d+(?: & 0x[0-9a-f]+)?(?: [!=<>]+)?) 0x[0-9a-f]+"));
+
 #[allow(clippy::expect_used, reason = "the patterns are constants")]
 fn pattern(text: &str) -> Regex {
     Regex::new(text).expect("a valid pattern")
@@ -66,13 +71,21 @@ impl Redactor {
         if !self.replaces_addresses {
             return line.into_owned();
         }
+        let line = RAW_DATA.replace_all(&line, "${1} 0x...");
         let replaced = ADDRESS.replace_all(&line, |found: &Captures<'_>| {
             let run = &found[0];
             // Within a word, letters may be hexadecimal digits by chance.
             let start = found.get(0).map_or(0, |run| run.start());
             let is_within_word = line[..start].ends_with(char::is_alphanumeric);
-            let pseudonym = if is_within_word { None } else { self.replace(run) };
-            pseudonym.unwrap_or_else(|| run.to_owned())
+            let whole = if is_within_word { None } else { self.replace(run) };
+            // The end of a word and a colon may be before the address, as in `node:10.0.0.1`.
+            let after_colon = || {
+                run.match_indices(':').find_map(|(index, _)| {
+                    let (word, address) = run.split_at(index + 1);
+                    Some(word.to_owned() + &self.replace(address)?)
+                })
+            };
+            whole.or_else(after_colon).unwrap_or_else(|| run.to_owned())
         });
         replaced.into_owned()
     }
@@ -123,6 +136,19 @@ mod tests {
         let expected = "tokens_total 3 password=REDACTED\n--token-file=/t --secret=REDACTED\nBearer REDACTED\n\
             token of honour\npassword:REDACTED\n";
         assert_eq!(Redactor::default().text(text), expected);
+    }
+
+    #[test]
+    fn addresses_are_found_after_words_and_in_raw_data() {
+        let mut redactor = Redactor::new(true);
+        let text = "x:10.0.0.1 node:10.0.0.1:80 node:fd00::1 de:10.0.0.1: std::fmt 1a:2b:3c:4d:5e:6f\n\
+            add rule ip nat X @nh,96,24 != 0x0a4d05 th dport 80 counter [target 0x0900444e4154] [counter 0x]\n\
+            meta mark & 0x00004000 0x00004000\n";
+        let expected = "x:v4-1 node:v4-1:80 node:v6-2 de:v4-1: std::fmt 1a:2b:3c:4d:5e:6f\n\
+            add rule ip nat X @nh,96,24 != 0x... th dport 80 counter [target 0x...] [counter 0x]\n\
+            meta mark & 0x00004000 0x00004000\n";
+        assert_eq!(redactor.text(text), expected);
+        assert_eq!(Redactor::default().text(text), text);
     }
 
     #[test]
