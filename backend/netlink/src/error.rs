@@ -96,6 +96,11 @@ impl Error {
         self.is(libc::EPERM) || self.is(libc::EACCES)
     }
 
+    /// The kernel does not understand the request (`EINVAL`).
+    pub fn is_invalid(&self) -> bool {
+        self.is(libc::EINVAL)
+    }
+
     /// The kernel lacks what was asked for (`EOPNOTSUPP`).
     pub fn is_unsupported(&self) -> bool {
         self.is(libc::EOPNOTSUPP)

@@ -67,7 +67,7 @@ async fn collect(args: &BundleArgs, node: &str) -> Result<Archive> {
     }
     archive.add_all("nft", collect::nft());
     let saved = iptables::save_all().await;
-    let files = |saved: Vec<SavedRules>| saved.into_iter().map(|saved| (saved.program.name, saved.text)).collect();
+    let files = |saved: Vec<SavedRules>| saved.into_iter().map(|saved| (saved.program.name, Ok(saved.text))).collect();
     archive.add_all("iptables", saved.map(files));
     archive.add("ipvs.txt", collect::ipvs().await);
     archive.add("state.json", collect::state(&args.state_dir, node));

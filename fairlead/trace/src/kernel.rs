@@ -99,10 +99,9 @@ impl LiveKernel {
             own: rtnl::addresses().context("list this node's addresses")?,
         })
     }
-}
 
-impl Kernel for LiveKernel {
-    fn element(&mut self, table: &Table, set: &str, key: &[u8]) -> Result<Option<SetElement>> {
+    /// The element of a set of nf_tables with this key.
+    fn get(&mut self, table: &Table, set: &str, key: &[u8]) -> netlink::Result<Option<SetElement>> {
         let mut attempts = 1;
         loop {
             let mut found = None;
@@ -116,11 +115,23 @@ impl Kernel for LiveKernel {
             match result {
                 Err(error) if error.is_not_found() => return Ok(None),
                 Err(error) if error.is_interrupted() && attempts < ATTEMPTS => attempts += 1,
-                result => {
-                    result.with_context(|| format!("read set {set} of table {} {}", table.family, table.name))?;
-                    return Ok(found);
-                }
+                result => return result.map(|()| found),
             }
+        }
+    }
+}
+
+impl Kernel for LiveKernel {
+    fn element(&mut self, table: &Table, set: &str, key: &[u8]) -> Result<Option<SetElement>> {
+        let what = || format!("read set {set} of table {} {}", table.family, table.name);
+        if let Some(element) = self.get(table, set, key).with_context(what)? {
+            return Ok(Some(element));
+        }
+        // That for all other keys.
+        match self.get(table, set, &[]) {
+            // Kernels before 5.13 have none.
+            Err(error) if error.is_invalid() || error.is_unsupported() => Ok(None),
+            found => found.with_context(what),
         }
     }
 

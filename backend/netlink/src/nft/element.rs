@@ -8,7 +8,8 @@ use crate::attr::{Attr, Put};
 /// An element of a set or map.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Element<'a> {
-    /// The key, or the first key of a range.
+    /// The key, or the first key of a range. Empty: the element for all keys that no other one contains (`*`), which
+    /// Linux has since 5.13.
     pub key: &'a [u8],
     /// The last key of a range, in sets with [`super::SetFlags::INTERVAL`].
     pub key_end: Option<&'a [u8]>,
@@ -69,8 +70,11 @@ constants! { i32: DROP = 0, ACCEPT = 1, CONTINUE = -1, JUMP = -3, GOTO = -4, RET
 // `enum nft_data_attributes`, `enum nft_verdict_attributes`, `enum nft_set_elem_attributes`.
 constants! { u16:
     DATA_VALUE = 1, DATA_VERDICT = 2, VERDICT_CODE = 1, VERDICT_CHAIN = 2,
-    ELEM_KEY = 1, ELEM_DATA = 2, ELEM_TIMEOUT = 4, ELEM_USERDATA = 6, ELEM_KEY_END = 10,
+    ELEM_KEY = 1, ELEM_DATA = 2, ELEM_FLAGS = 3, ELEM_TIMEOUT = 4, ELEM_USERDATA = 6, ELEM_KEY_END = 10,
 }
+
+/// `NFT_SET_ELEM_CATCHALL`, of an element without key.
+const CATCHALL: u32 = 2;
 
 impl<'a> Verdict<'a> {
     /// `goto chain`.
@@ -181,7 +185,11 @@ impl<'a> Element<'a> {
         if let Some(timeout) = self.timeout {
             buf.put_u64(ELEM_TIMEOUT, timeout.as_millis() as u64);
         }
-        put_value(buf, ELEM_KEY, self.key);
+        if self.key.is_empty() {
+            buf.put_u32(ELEM_FLAGS, CATCHALL);
+        } else {
+            put_value(buf, ELEM_KEY, self.key);
+        }
         if let Some(key_end) = self.key_end {
             put_value(buf, ELEM_KEY_END, key_end);
         }
@@ -206,6 +214,7 @@ impl<'a> Element<'a> {
                 }
                 ELEM_KEY_END => element.key_end = Some(ElementData::read(&part)?.value()?),
                 ELEM_DATA => element.data = ElementData::read(&part)?,
+                ELEM_FLAGS => has_key |= part.u32()? & CATCHALL != 0,
                 ELEM_TIMEOUT => element.timeout = Some(Duration::from_millis(part.u64()?)),
                 ELEM_USERDATA => element.comment = userdata::comment(part.payload, userdata::COMMENT),
                 _ => {}

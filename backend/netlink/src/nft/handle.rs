@@ -131,8 +131,9 @@ impl NftHandle {
         request.query(&mut self.socket, |body| body.u32(abi::set::COUNT))
     }
 
-    /// `get element`: calls `visit` with the element of each key, in order. The kernel looks each up by its key,
-    /// whereas the time of a dump of a large hash set grows with the square of its size.
+    /// `get element`: calls `visit` with the element of each key, in order; an empty key finds the one for all
+    /// other keys. The kernel looks each up by its key, whereas the time of a dump of a large hash set grows with the
+    /// square of its size.
     ///
     /// # Errors
     /// [`Error::is_not_found`] if an element does not exist. [`Error::Interrupted`] if another process changed the

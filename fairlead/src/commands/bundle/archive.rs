@@ -40,11 +40,11 @@ impl Archive {
         }
     }
 
-    /// Adds a file with each text to a directory, or lists the directory as left out with the error.
-    pub(super) fn add_all<N: Display>(&mut self, directory: &str, texts: Result<Vec<(N, String)>>) {
+    /// Adds a file with each text to a directory, or lists the file or the whole directory as left out with the error.
+    pub(super) fn add_all<N: Display>(&mut self, directory: &str, texts: Result<Vec<(N, Result<String>)>>) {
         match texts {
             Ok(texts) => {
-                texts.into_iter().for_each(|(name, text)| self.add(format!("{directory}/{name}.txt"), Ok(text)));
+                texts.into_iter().for_each(|(name, text)| self.add(format!("{directory}/{name}.txt"), text));
             }
             Err(error) => self.add(directory, Err(error)),
         }

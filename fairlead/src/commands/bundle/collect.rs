@@ -74,14 +74,14 @@ pub(super) fn processes() -> Result<String> {
     Ok(text)
 }
 
-/// All tables of nf_tables, in the syntax of nft.
-pub(super) fn nft() -> Result<Vec<(String, String)>> {
+/// All tables of nf_tables, in the syntax of nft. One that cannot be read does not affect the others.
+pub(super) fn nft() -> Result<Vec<(String, Result<String>)>> {
     let mut handle = NftHandle::open().context("cannot open a netlink socket for nf_tables")?;
     let mut tables = Vec::new();
     for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {
         for table in handle.tables(family)? {
             let name = format!("{family}-{}", table.name);
-            tables.push((name, self::table(&mut handle, &table)?));
+            tables.push((name, self::table(&mut handle, &table)));
         }
     }
     Ok(tables)

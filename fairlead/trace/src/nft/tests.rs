@@ -87,9 +87,14 @@ table inet firewall {
 
 /// Evaluates packets: source, input interface, destination, protocol.
 fn evaluate(cases: &'static [(&str, &str, &str, Protocol)]) -> Vec<Vec<Path>> {
-    in_netns(|| {
+    evaluate_in(RULES, cases)
+}
+
+/// As [`evaluate`], with other rules.
+fn evaluate_in(ruleset: &'static str, cases: &'static [(&str, &str, &str, Protocol)]) -> Vec<Vec<Path>> {
+    in_netns(move || {
         let mut nft = Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
-        nft.stdin.take().unwrap().write_all(RULES.as_bytes()).unwrap();
+        nft.stdin.take().unwrap().write_all(ruleset.as_bytes()).unwrap();
         assert!(nft.wait().unwrap().success());
         let mut kernel = LiveKernel::open().unwrap();
         let rules = NodeRules(read(&mut kernel).unwrap());
@@ -178,4 +183,20 @@ fn an_unknown_expression_is_reported_and_does_not_match() {
     let paths = evaluate(&[("192.0.2.1", "eth0", "203.0.113.9:443", Protocol::Tcp)]).remove(0);
     assert_eq!(*only(&paths), dropped("the policy of inet firewall forward"));
     assert!(paths[0].unknown[0].contains("inet firewall forward (limit)"), "{:?}", paths[0].unknown);
+}
+
+#[test]
+fn an_element_for_all_other_keys_is_found() {
+    const FIREWALL: &str = "table ip firewall {
+        chain forward {
+            type filter hook forward priority 0; policy accept;
+            ip daddr vmap { 10.0.0.1 : accept, * : drop }
+        }
+    }";
+    let paths = evaluate_in(
+        FIREWALL,
+        &[("192.0.2.1", "eth0", "10.0.0.1:80", Protocol::Tcp), ("192.0.2.1", "eth0", "10.0.0.2:80", Protocol::Tcp)],
+    );
+    assert_eq!(*only(&paths[0]), PacketVerdict::Delivered);
+    assert_eq!(*only(&paths[1]), dropped("ip firewall forward"));
 }

@@ -331,6 +331,27 @@ fn adding_a_dormant_table_clears_the_flag() {
 }
 
 #[test]
+fn the_element_for_other_keys_is_listed_and_found() {
+    in_netns(|| {
+        let mut handle = NftHandle::open().unwrap();
+        handle.commit(&load()).unwrap();
+        nft(&["add", "element", "ip", "fairlead", "vips", "{ * : drop }"]);
+        let found = elements(&mut handle, &vips());
+        assert!(found.iter().any(|element| element.contains("{ * : drop }")), "{found:?}");
+        let mut drops = false;
+        let visit = |element: Element<'_>| drops = element.data == ElementData::Verdict(Verdict::Drop);
+        handle.get_elements(&table(), "vips", [&b""[..]], visit).unwrap();
+        assert!(drops);
+        let mut batch = NftBatch::new();
+        batch.delete_elements(&table(), &vips(), [Element::key(&[])]);
+        handle.commit(&batch).unwrap();
+        assert_eq!(elements(&mut handle, &vips()).len(), 1);
+        let error = handle.get_elements(&table(), "vips", [&b""[..]], |_| ()).unwrap_err();
+        assert!(error.is_not_found(), "{error}");
+    });
+}
+
+#[test]
 fn ipv6_and_inet_tables_are_written_and_listed() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();

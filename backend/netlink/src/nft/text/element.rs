@@ -18,7 +18,10 @@ pub(crate) struct ElementText<'a> {
 impl fmt::Display for ElementText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (key, data) = self.set.map_or((&[][..], &[][..]), |set| (&set.key, &set.data));
-        put_value(f, self.element.key, self.element.key_end, key)?;
+        match self.element.key {
+            [] => f.write_str("*")?,
+            first => put_value(f, first, self.element.key_end, key)?,
+        }
         if let Some(timeout) = self.element.timeout {
             write!(f, " timeout {timeout:?}")?;
         }
