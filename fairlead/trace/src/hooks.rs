@@ -24,7 +24,7 @@ use crate::{
     traversal::{ChainVerdict, Traversal},
 };
 
-/// The rules of a node: the tables of nf_tables, without those of iptables-nft, and the tables of iptables, of both
+/// The rules of a node: the tables of nf_tables, without what iptables-nft shows, and the tables of iptables, of both
 /// variants.
 #[derive(Debug, Default)]
 pub struct NodeRules(pub(crate) Vec<Box<dyn RuleTable>>);
@@ -35,9 +35,10 @@ impl NodeRules {
     /// # Errors
     /// When the kernel does not answer, or what was saved cannot be read.
     pub fn read(saved: &[SavedRules], kernel: &mut LiveKernel) -> Result<Self> {
-        let mut tables = nft::read(kernel)?;
-        for saved in saved {
-            tables.extend(iptables::tables(saved)?);
+        let saved = saved.iter().map(iptables::read).collect::<Result<Vec<_>>>()?;
+        let mut tables = nft::read(kernel, &saved)?;
+        for (program, ruleset) in saved {
+            tables.extend(iptables::tables(program, ruleset));
         }
         Ok(Self(tables))
     }

@@ -34,12 +34,16 @@ const HOOKS: [(&str, Hook); 5] = [
     ("POSTROUTING", Hook::Postrouting),
 ];
 
-/// The tables that one program has saved.
-pub(crate) fn tables(saved: &SavedRules) -> Result<impl Iterator<Item = Box<dyn RuleTable>>> {
-    let program = saved.program;
-    let ruleset = Ruleset::parse(&saved.text).with_context(|| format!("read the rules of {program}"))?;
+/// The rules that one program has saved.
+pub(crate) fn read(saved: &SavedRules) -> Result<(Program, Ruleset)> {
+    let ruleset = Ruleset::parse(&saved.text).with_context(|| format!("read the rules of {}", saved.program))?;
+    Ok((saved.program, ruleset))
+}
+
+/// The tables of one program.
+pub(crate) fn tables(program: Program, ruleset: Ruleset) -> impl Iterator<Item = Box<dyn RuleTable>> {
     let tables: Vec<_> = ruleset.tables().collect();
-    Ok(tables.into_iter().map(move |table| {
+    tables.into_iter().map(move |table| {
         let parsed = |(name, _): (&str, _)| (name.to_owned(), ruleset.parsed_rules(table, name).collect());
         let rules = ruleset.chains_of(table).map(parsed).collect();
         let base = |(name, hook)| {
@@ -52,7 +56,7 @@ pub(crate) fn tables(saved: &SavedRules) -> Result<impl Iterator<Item = Box<dyn 
         };
         let base_chains = HOOKS.into_iter().filter_map(base).collect();
         Box::new(Table { program, table, base_chains, rules }) as Box<dyn RuleTable>
-    }))
+    })
 }
 
 /// `enum nf_ip_hook_priorities`.

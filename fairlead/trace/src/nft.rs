@@ -8,6 +8,7 @@ mod tests;
 
 use std::collections::HashMap;
 
+use ::iptables::{Program, Ruleset, Variant};
 use anyhow::{Context as _, Result};
 use netlink::nft::{self, BaseChain, Chain, NftHandle, Rule, Set, TableFamily};
 use proto::model::IpFamily;
@@ -30,31 +31,46 @@ pub(crate) struct Table {
 /// `NFT_TABLE_F_DORMANT`: its chains are not evaluated.
 const DORMANT: u32 = 1;
 
-/// All tables of this namespace that handle IP packets, except those of iptables.
-pub(crate) fn read(LiveKernel { nft, .. }: &mut LiveKernel) -> Result<Vec<Box<dyn RuleTable>>> {
+/// All tables of this namespace that handle IP packets, except what iptables has saved.
+pub(crate) fn read(
+    LiveKernel { nft, .. }: &mut LiveKernel,
+    saved: &[(Program, Ruleset)],
+) -> Result<Vec<Box<dyn RuleTable>>> {
     let mut tables = Vec::<Box<dyn RuleTable>>::new();
     for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {
+        let is_saved = |program: &Program| match program.family {
+            IpFamily::V4 => family == TableFamily::Ip && program.variant == Variant::Nft,
+            IpFamily::V6 => family == TableFamily::Ip6 && program.variant == Variant::Nft,
+        };
+        let ruleset = saved.iter().find(|(program, _)| is_saved(program)).map(|(_, ruleset)| ruleset);
         for table in nft.tables(family).context("list tables")? {
-            // Read with `iptables-save`, because the rules of iptables-nft contain expressions of xtables.
-            let is_iptables = family != TableFamily::Inet && ::iptables::Table::from_name(&table.name).is_some();
-            if !is_iptables && table.flags & DORMANT == 0 {
-                tables.push(Box::new(read_table(nft, table)?));
+            if table.flags & DORMANT == 0 {
+                let table = read_table(nft, table, ruleset)?;
+                tables.extend(table.map(|table| Box::new(table) as Box<dyn RuleTable>));
             }
         }
     }
     Ok(tables)
 }
 
-fn read_table(handle: &mut NftHandle, table: nft::Table) -> Result<Table> {
+/// A table, without the base chains that iptables has saved: their rules contain expressions of xtables. `None`: it has
+/// no others.
+fn read_table(handle: &mut NftHandle, table: nft::Table, saved: Option<&Ruleset>) -> Result<Option<Table>> {
     let what = || format!("list table {} {}", table.family, table.name);
-    let chains = handle.chains(&table).with_context(what)?;
+    let mut chains = handle.chains(&table).with_context(what)?;
+    if let (Some(saved), Some(name)) = (saved, ::iptables::Table::from_name(&table.name)) {
+        chains.iter_mut().filter(|chain| saved.chain(name, &chain.name).is_some()).for_each(|chain| chain.base = None);
+    }
+    if chains.iter().all(|chain| chain.base.is_none()) {
+        return Ok(None);
+    }
     let sets = handle.sets(&table).with_context(what)?;
     let mut rules = HashMap::<_, Vec<_>>::new();
     for listed in handle.rules(&table).with_context(what)? {
         rules.entry(listed.chain).or_default().push(listed.rule);
     }
     let sets = sets.into_iter().map(|set| (set.name.clone(), set)).collect();
-    Ok(Table { table, chains, rules, sets })
+    Ok(Some(Table { table, chains, rules, sets }))
 }
 
 impl RuleTable for Table {

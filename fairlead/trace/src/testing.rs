@@ -85,5 +85,6 @@ impl Kernel for FakeKernel {
 /// The tables in the output of `iptables-save`.
 pub(crate) fn tables(variant: Variant, saved: &str) -> NodeRules {
     let program = Program::new(IpFamily::V4, variant);
-    NodeRules(iptables::tables(&SavedRules { program, text: saved.to_owned() }).unwrap().collect())
+    let (program, ruleset) = iptables::read(&SavedRules { program, text: saved.to_owned() }).unwrap();
+    NodeRules(iptables::tables(program, ruleset).collect())
 }

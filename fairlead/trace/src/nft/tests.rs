@@ -5,8 +5,9 @@ use std::{
     process::{Command, Stdio},
 };
 
+use ::iptables::{Program, Ruleset, Variant};
 use netlink::testing::in_netns;
-use proto::model::Protocol;
+use proto::model::{IpFamily, Protocol};
 
 use super::read;
 use crate::{LiveKernel, NodeRules, Packet, PacketOrigin, PacketVerdict, Path, trace};
@@ -85,6 +86,12 @@ table inet firewall {
 }
 "#;
 
+fn load(ruleset: &str) {
+    let mut nft = Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
+    nft.stdin.take().unwrap().write_all(ruleset.as_bytes()).unwrap();
+    assert!(nft.wait().unwrap().success());
+}
+
 /// Evaluates packets: source, input interface, destination, protocol.
 fn evaluate(cases: &'static [(&str, &str, &str, Protocol)]) -> Vec<Vec<Path>> {
     evaluate_in(RULES, cases)
@@ -93,11 +100,9 @@ fn evaluate(cases: &'static [(&str, &str, &str, Protocol)]) -> Vec<Vec<Path>> {
 /// As [`evaluate`], with other rules.
 fn evaluate_in(ruleset: &'static str, cases: &'static [(&str, &str, &str, Protocol)]) -> Vec<Vec<Path>> {
     in_netns(move || {
-        let mut nft = Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
-        nft.stdin.take().unwrap().write_all(ruleset.as_bytes()).unwrap();
-        assert!(nft.wait().unwrap().success());
+        load(ruleset);
         let mut kernel = LiveKernel::open().unwrap();
-        let rules = NodeRules(read(&mut kernel).unwrap());
+        let rules = NodeRules(read(&mut kernel, &[]).unwrap());
         let paths = cases.iter().map(|(source, interface, destination, protocol)| {
             let packet = Packet {
                 source: format!("{source}:40000").parse().unwrap(),
@@ -199,4 +204,30 @@ fn an_element_for_all_other_keys_is_found() {
     );
     assert_eq!(*only(&paths[0]), PacketVerdict::Delivered);
     assert_eq!(*only(&paths[1]), dropped("ip firewall forward"));
+}
+
+#[test]
+fn base_chains_that_iptables_does_not_show_are_read() {
+    const FILTER: &str = "table ip filter {
+        chain FORWARD { type filter hook forward priority 0; policy accept; numgen inc mod 2 0 drop; }
+        chain mine { type filter hook forward priority 5; policy drop; }
+    }";
+    in_netns(|| {
+        load(FILTER);
+        let mut kernel = LiveKernel::open().unwrap();
+        let mut read_with = |variant, saved: &str| {
+            let saved = [(Program::new(IpFamily::V4, variant), Ruleset::parse(saved).unwrap())];
+            let tables = read(&mut kernel, &saved).unwrap();
+            let chains = tables.iter().flat_map(|table| table.base_chains());
+            let mut names: Vec<_> = chains.map(|(name, _)| name.to_owned()).collect();
+            names.sort_unstable();
+            names
+        };
+        let incompatible = "# Table `filter' is incompatible, use 'nft' tool.\n";
+        assert_eq!(read_with(Variant::Nft, incompatible), ["FORWARD", "mine"]);
+        let shown = "*filter\n:FORWARD ACCEPT [0:0]\nCOMMIT\n";
+        assert_eq!(read_with(Variant::Nft, shown), ["mine"]);
+        assert_eq!(read_with(Variant::Legacy, shown), ["FORWARD", "mine"]);
+        assert_eq!(read_with(Variant::Nft, &shown.replace("COMMIT", ":mine - [0:0]\nCOMMIT")), [""; 0]);
+    });
 }
