@@ -144,6 +144,8 @@ pub enum Target {
     Snat(Option<IpAddr>),
     /// MASQUERADE.
     Masquerade,
+    /// `CT --notrack`, NOTRACK: connection tracking ignores the packet, and so does NAT.
+    NoTrack,
     /// A target that does not affect where the packet goes: LOG, NFLOG, TRACE, ...
     NoEffect,
     /// Anything else, as text.

@@ -61,6 +61,8 @@ enum NatChains {
     Skip,
 }
 
+/// The priority at which connection tracking sees a packet, at its first hook: `NF_IP_PRI_CONNTRACK`.
+const CONNTRACK: i32 = -200;
 /// More paths are not evaluated.
 const MAX_PATHS: usize = 20_000;
 
@@ -94,6 +96,7 @@ impl NodeRules {
             route(traversal);
         }
         let mut result = self.evaluate_hook(traversal, first, Evaluate)?;
+        traversal.track();
         if result == ChainVerdict::Accept {
             route(traversal);
             let to_this_node = traversal.kernel.is_local(traversal.packet.destination.ip());
@@ -131,9 +134,13 @@ impl NodeRules {
     fn evaluate_hook(&self, traversal: &mut Traversal<'_>, hook: Hook, nat_chains: NatChains) -> Result<ChainVerdict> {
         traversal.hook = hook;
         let mut translated = false;
-        for HookedChain { kind, chain, .. } in self.chains_of_hook(traversal.packet.family(), hook) {
+        for HookedChain { priority: (_, priority), kind, chain } in self.chains_of_hook(traversal.packet.family(), hook)
+        {
+            if priority >= CONNTRACK {
+                traversal.track();
+            }
             let is_nat = kind == ChainType::Nat;
-            if is_nat && (translated || nat_chains == NatChains::Skip) {
+            if is_nat && (translated || nat_chains == NatChains::Skip || traversal.is_untracked()) {
                 continue;
             }
             let before = (traversal.path.endpoint, traversal.path.masquerade.clone());

@@ -18,6 +18,7 @@ pub(crate) struct Traversal<'a> {
     pub(crate) hook: Hook,
     pub(crate) mark: u32,
     pub(crate) ct_mark: u32,
+    tracking: Tracking,
     /// The rule that set bits of a mark last.
     pub(crate) marked_by: String,
     /// The result so far. IPVS handles a packet only once, and connection tracking does not treat that as translation.
@@ -42,6 +43,16 @@ pub(crate) enum ChainVerdict {
     SentByIpvs,
 }
 
+/// Whether connection tracking has seen the packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tracking {
+    /// Not yet.
+    Undecided,
+    Tracked,
+    /// It ignores the packet.
+    Untracked,
+}
+
 impl<'a> Traversal<'a> {
     pub(crate) fn new(packet: Packet, choices: &'a mut Choices, kernel: &'a mut dyn Kernel) -> Self {
         Self {
@@ -49,6 +60,7 @@ impl<'a> Traversal<'a> {
             hook: Hook::Prerouting,
             mark: 0,
             ct_mark: 0,
+            tracking: Tracking::Undecided,
             marked_by: String::new(),
             path: Path::default(),
             out: None,
@@ -88,6 +100,26 @@ impl<'a> Traversal<'a> {
         let to = SocketAddr::new(address.unwrap_or(to.ip()), port.unwrap_or(to.port()));
         self.packet.destination = to;
         self.path.endpoint = Some(to);
+    }
+
+    /// Connection tracking sees the packet, unless a rule has prevented that.
+    pub(crate) fn track(&mut self) {
+        if self.tracking == Tracking::Undecided {
+            self.tracking = Tracking::Tracked;
+        }
+    }
+
+    /// Connection tracking is to ignore the packet; returns whether it does. It does not if it has seen the packet.
+    pub(crate) fn untrack(&mut self) -> bool {
+        if self.tracking == Tracking::Undecided {
+            self.tracking = Tracking::Untracked;
+        }
+        self.is_untracked()
+    }
+
+    /// Whether connection tracking ignores the packet.
+    pub(crate) fn is_untracked(&self) -> bool {
+        self.tracking == Tracking::Untracked
     }
 
     /// Whether connection tracking has recorded a translated destination.

@@ -11,8 +11,8 @@ use proto::model::Protocol;
 use super::{Condition, MaskedMark, Match, Rule, Side, Target};
 
 /// Targets that do not affect where a packet goes.
-const NO_EFFECT: [&str; 12] =
-    ["LOG", "NFLOG", "TRACE", "CT", "NOTRACK", "TCPMSS", "CHECKSUM", "CLASSIFY", "NFACCT", "SET", "DSCP", "TOS"];
+const NO_EFFECT: [&str; 11] =
+    ["LOG", "NFLOG", "TRACE", "CT", "TCPMSS", "CHECKSUM", "CLASSIFY", "NFACCT", "SET", "DSCP", "TOS"];
 /// Options without a value that hold for the first packet of every connection, or only modify another option.
 const IGNORED: [&str; 5] = ["--reap", "--rsource", "--fragment", "--syn", "--rttl"];
 
@@ -185,6 +185,7 @@ fn known_target(name: &str, options: &[&str]) -> Option<Target> {
             Target::Dnat { address, port }
         }
         ("SNAT", _) => Target::Snat(socket(value("--to-source")?)?.0),
+        ("NOTRACK", _) | ("CT", ["--notrack", ..]) => Target::NoTrack,
         _ if NO_EFFECT.contains(&name) => Target::NoEffect,
         _ => return None,
     })

@@ -53,6 +53,11 @@ fn apply(traversal: &mut Traversal<'_>, chain: &str, rule: &Rule) -> Result<Opti
             traversal.added.push((name.clone(), entry));
             (format!("{} added to {name}", ipset::describe(&entry)), RuleResult::Continue)
         }
+        Target::NoTrack if traversal.untrack() => ("not tracked".to_owned(), RuleResult::Continue),
+        Target::NoTrack => ("continue".to_owned(), RuleResult::Continue),
+        Target::ConnMark(_) | Target::SaveMark { .. } | Target::RestoreMark { .. } if traversal.is_untracked() => {
+            ("continue".to_owned(), RuleResult::Continue)
+        }
         Target::ConnMark(to) => set_ct_mark(traversal, to.apply(traversal.ct_mark), &commented_or(&rule.text)),
         Target::SaveMark { packet, connection } => {
             let mark = (traversal.ct_mark & !connection) ^ (traversal.mark & packet);
@@ -152,9 +157,10 @@ fn holds(traversal: &mut Traversal<'_>, condition: &Condition) -> Result<Option<
             ranges.iter().any(|range| range.contains(&traversal.packet.end(*side).port()))
         }
         Condition::Mark(wanted) => wanted.matches(traversal.mark),
-        Condition::ConnMark(wanted) => wanted.matches(traversal.ct_mark),
+        Condition::ConnMark(wanted) => !traversal.is_untracked() && wanted.matches(traversal.ct_mark),
         Condition::State(words) => words.iter().any(|word| match word.as_str() {
-            "NEW" => true,
+            "NEW" => !traversal.is_untracked(),
+            "UNTRACKED" => traversal.is_untracked(),
             "DNAT" => traversal.is_translated(),
             "SNAT" => traversal.path.masquerade.is_some(),
             _ => false,

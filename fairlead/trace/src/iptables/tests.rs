@@ -143,3 +143,25 @@ fn an_unknown_condition_is_reported() {
         PacketVerdict::Dropped { reason: "the policy of iptables-legacy filter FORWARD".to_owned() }
     );
 }
+
+/// As NodeLocal DNSCache does it.
+#[test]
+fn packets_that_are_not_tracked_are_not_translated() {
+    let saved = "*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -p udp -m udp --dport 53 -j TARGET\nCOMMIT\n\
+        *nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -p udp -j DNAT --to-destination 10.244.1.1:53\nCOMMIT\n\
+        *filter\n:INPUT DROP [0:0]\n-A INPUT -m conntrack --ctstate UNTRACKED -j ACCEPT\nCOMMIT\n";
+    for (target, endpoint) in
+        [("CT --notrack", None), ("NOTRACK", None), ("CT --zone 1", Some("10.244.1.1:53".parse().unwrap()))]
+    {
+        let packet = Packet {
+            source: "10.244.1.9:40000".parse().unwrap(),
+            destination: "169.254.20.10:53".parse().unwrap(),
+            protocol: Protocol::Udp,
+            origin: outside(),
+        };
+        let rules = tables(Variant::Nft, &saved.replace("TARGET", target));
+        let path = trace(&rules, &packet, &mut FakeKernel::with(&["169.254.20.10"])).unwrap().paths.remove(0);
+        assert_eq!((path.endpoint, path.verdict), (endpoint, PacketVerdict::Delivered), "{target}");
+        assert!(path.unknown.is_empty(), "{:?}", path.unknown);
+    }
+}

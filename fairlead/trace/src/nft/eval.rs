@@ -23,7 +23,9 @@ const RTN_LOCAL: u32 = 2;
 /// The size of an interface name, `IFNAMSIZ`.
 const IFNAMSIZ: usize = 16;
 /// Expressions that match every packet and do not affect where it goes.
-const NO_EFFECT: [&str; 5] = ["counter", "log", "objref", "notrack", "last"];
+const NO_EFFECT: [&str; 4] = ["counter", "log", "objref", "last"];
+/// `NF_CT_STATE_UNTRACKED_BIT`, which nft calls `ct state untracked`.
+const STATE_UNTRACKED: u32 = 64;
 
 /// The sixteen registers, four bytes each.
 struct Registers([u8; 64]);
@@ -125,6 +127,10 @@ impl RuleRun<'_, '_, '_> {
                 self.traversal.set_mark(mark, self.comment);
             }
             Expr::MetaSet { .. } => {}
+            // Only the state of a packet that is not tracked can be loaded.
+            Expr::Ct { key, .. } if self.traversal.is_untracked() && *key != CtKey::State => {
+                return Ok(ExprResult::NoMatch);
+            }
             Expr::Ct { dreg, key, direction } => {
                 let Some(value) = self.conntrack(*key, *direction) else { return Ok(self.unknown("ct")) };
                 self.registers.load(*dreg, &value);
@@ -192,6 +198,11 @@ impl RuleRun<'_, '_, '_> {
             }
             Expr::Reject(with) => return Ok(self.reject(*with)),
             Expr::Counter => {}
+            Expr::Other { name, .. } if name == "notrack" => {
+                if self.traversal.untrack() {
+                    self.actions.push("not tracked".to_owned());
+                }
+            }
             Expr::Other { name, .. } if NO_EFFECT.contains(&name.as_str()) => {}
             Expr::Other { name, .. } => return Ok(self.unknown(name)),
         }
@@ -236,6 +247,7 @@ impl RuleRun<'_, '_, '_> {
             _ => (packet.source, packet.destination),
         };
         Some(match key {
+            CtKey::State if self.traversal.is_untracked() => STATE_UNTRACKED.to_ne_bytes().to_vec(),
             CtKey::State => CtKey::STATE_NEW.to_ne_bytes().to_vec(),
             CtKey::Direction => vec![0],
             CtKey::Status if self.traversal.is_translated() => CtKey::STATUS_DNAT.to_ne_bytes().to_vec(),

@@ -231,3 +231,25 @@ fn base_chains_that_iptables_does_not_show_are_read() {
         assert_eq!(read_with(Variant::Nft, &shown.replace("COMMIT", ":mine - [0:0]\nCOMMIT")), [""; 0]);
     });
 }
+
+#[test]
+fn packets_are_not_tracked_if_a_rule_says_so_early() {
+    const DNS: &str = "table ip dns {
+        chain early { type filter hook prerouting priority -300; ip daddr 10.96.0.10 notrack; }
+        chain late { type filter hook prerouting priority -150; notrack; }
+        chain nat { type nat hook prerouting priority -100; dnat to 10.244.1.1; }
+        chain forward {
+            type filter hook forward priority 0; policy drop;
+            ct state untracked ip daddr 10.96.0.10 accept
+            ct state new ip daddr 10.244.1.1 accept
+        }
+    }";
+    let cases = &[
+        ("10.244.1.9", "cali7", "10.96.0.10:53", Protocol::Udp),
+        ("10.244.1.9", "cali7", "10.96.0.11:53", Protocol::Udp),
+    ];
+    let paths = evaluate_in(DNS, cases);
+    assert_eq!((only(&paths[0]), paths[0][0].endpoint), (&PacketVerdict::Delivered, None));
+    let endpoint = Some("10.244.1.1:53".parse().unwrap());
+    assert_eq!((only(&paths[1]), paths[1][0].endpoint), (&PacketVerdict::Delivered, endpoint));
+}
