@@ -27,7 +27,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(300);
 /// Queries all frontends, and prints the merged state.
 pub(crate) async fn run(args: StatusArgs) -> Result<ExitCode> {
     let overview = query(&args).await?;
-    print::value(args.output, &json::of(&overview), || table::render(&overview, &args))?;
+    print::value(args.output, &json::of(&overview, &args), || table::render(&overview, &args))?;
     for (address, error) in &overview.unreachable {
         eprintln!("fairlead: cannot query {address}: {error:#}");
     }

@@ -7,17 +7,19 @@ use proto::{
 use serde_json::{Value, json};
 
 use super::{
+    is_incomplete,
     join::{NodeHealth, NodeRow, Overview},
     table::{addresses, key},
 };
+use crate::cli::StatusArgs;
 
-pub(super) fn of(overview: &Overview) -> Value {
+pub(super) fn of(overview: &Overview, args: &StatusArgs) -> Value {
     let frontends: Vec<_> = overview.frontends.iter().map(|(address, status)| frontend(address, status)).collect();
     let unreachable = overview.unreachable.iter();
     let unreachable: Vec<_> =
         unreachable.map(|(address, error)| json!({ "address": address, "error": format!("{error:#}") })).collect();
     json!({
-        "healthy": overview.is_healthy() && unreachable.is_empty(),
+        "healthy": overview.is_healthy() && !is_incomplete(overview, args),
         "summary": {
             "nodes": overview.nodes.len(),
             "healthy": overview.count(NodeHealth::Healthy),

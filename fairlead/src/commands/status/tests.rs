@@ -224,8 +224,10 @@ fn unreachable_frontend_is_named() {
     );
     let unreachable = join(vec![("unix:/a", Err(anyhow!("refused")))], &limits());
     assert_eq!(table::render(&unreachable, &args(&[])), "");
-    let document = json::of(&overview);
+    let document = json::of(&overview, &args(&[]));
     assert_eq!(document["healthy"], false);
+    // One node is connected to one frontend, and the exit code is 0.
+    assert_eq!(json::of(&overview, &args(&["--node", "a"]))["healthy"], true);
     assert_eq!(document["unreachable_frontends"][0]["error"], "refused");
     assert_eq!(document["nodes"][0]["state"], "healthy");
     assert_eq!(document["nodes"][0]["frontend"], "unix:/b");
@@ -240,7 +242,7 @@ fn unknown_values_of_enums_have_a_name_in_json() {
         waiting_drains: vec![WaitingDrain { state: 99, ..WaitingDrain::default() }],
         ..frontend(1, 9, vec![NodeStatus { mode: 99, ..node("a", 9) }])
     };
-    let document = json::of(&join(vec![("unix:/s", Ok(status))], &limits()));
+    let document = json::of(&join(vec![("unix:/s", Ok(status))], &limits()), &args(&[]));
     assert_eq!(document["frontends"][0]["watches"][0]["phase"], "listing");
     assert_eq!(document["draining_pods"][0]["state"], "unknown");
     assert!(document["nodes"][0]["mode"].is_null(), "{document}");
