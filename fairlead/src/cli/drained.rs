@@ -20,7 +20,7 @@ pub(crate) struct DrainedArgs {
     #[arg(long, env = "HOST_IP", value_name = "IP", required_unless_present = "install")]
     pub(crate) node_address: Option<IpAddr>,
 
-    /// The port of the backend's --healthz-bind-address.
+    /// The port of the backend's --healthz.
     #[arg(long, default_value = "10256", value_name = "PORT")]
     pub(crate) port: u16,
 
