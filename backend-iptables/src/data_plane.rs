@@ -81,10 +81,12 @@ impl<K: Kernel> IptablesDataPlane<K> {
         self.execute(family, &remove(&observed)).await
     }
 
-    /// Removes the chains of a family that kube-proxy's rules do not use.
-    pub(crate) async fn remove_unshared(&mut self, family: IpFamily) -> Result<()> {
-        let Some(observed) = observe(&mut self.kernel, family).await? else { return Ok(()) };
-        self.execute(family, &remove_unshared(&observed)).await
+    /// Removes the chains of a family that kube-proxy's rules do not use, and returns their number.
+    pub(crate) async fn remove_unshared(&mut self, family: IpFamily) -> Result<usize> {
+        let Some(observed) = observe(&mut self.kernel, family).await? else { return Ok(0) };
+        let plan = remove_unshared(&observed);
+        self.execute(family, &plan).await?;
+        Ok(plan.delete_chains.len())
     }
 
     async fn execute(&mut self, family: IpFamily, removal: &Plan) -> Result<()> {

@@ -109,10 +109,11 @@ pub fn is_own_chain(name: &str) -> bool {
 }
 
 /// As [`remove`], on a node where kube-proxy runs in mode iptables and uses chains of the same names. These are kept.
+/// Returns the number of chains that are removed.
 ///
 /// # Errors
 /// When the rules cannot be read or removed.
-pub async fn remove_unshared(program: Program) -> Result<()> {
+pub async fn remove_unshared(program: Program) -> Result<usize> {
     let kernel = IptablesKernel::new(Some(program.variant));
     IptablesDataPlane::new(kernel, DataplaneOptions::default()).remove_unshared(program.family).await
 }

@@ -41,7 +41,8 @@ pub(crate) struct Plan {
     declare_shared: Vec<SharedChain>,
     /// Shared chains to empty; `deletions` appends all their rules.
     rewritten: Vec<SharedChain>,
-    delete_chains: BTreeSet<(Table, String)>,
+    /// Chains to delete.
+    pub(crate) delete_chains: BTreeSet<(Table, String)>,
     /// Rules to add to shared and built-in chains.
     additions: Vec<RuleEdit>,
     /// Rules to delete from them, and rules to add after that.

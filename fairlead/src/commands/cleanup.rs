@@ -102,17 +102,18 @@ async fn remove_iptables(variant: Option<Variant>, report: &mut CleanupReport) -
     if saved.is_empty() {
         report.notes.push("iptables is not installed here: rules that were made with it are not found".to_owned());
     }
-    let mut ours = Vec::new();
+    let (mut ours, mut counts) = (Vec::new(), Vec::new());
     for saved in saved {
         let chains = backend_iptables::count_chains(&saved)?;
         if chains > 0 {
-            report.removed(saved.program.name, "chain".to_owned(), chains);
+            counts.push(chains);
             ours.push(saved);
         }
     }
     if report.dry_run {
-        for saved in ours {
-            if kube_proxy_may_run(&saved)? {
+        for (saved, chains) in ours.iter().zip(counts) {
+            report.removed(saved.program.name, "chain".to_owned(), chains);
+            if kube_proxy_may_run(saved)? {
                 let note = "kube-proxy has been here in mode iptables: if it runs, the chains that it uses are kept";
                 report.notes.push(format!("{}: {note}", saved.program));
             }
@@ -120,14 +121,18 @@ async fn remove_iptables(variant: Option<Variant>, report: &mut CleanupReport) -
         return Ok(());
     }
     let shared = running_kube_proxies(&ours).await?;
-    for SavedRules { program, .. } in ours {
-        if shared.contains(&program) {
+    for (SavedRules { program, .. }, chains) in ours.into_iter().zip(counts) {
+        let removed = if shared.contains(&program) {
             let note =
                 "kube-proxy runs in mode iptables: the chains that it uses are kept, and it has written them again";
             report.notes.push(format!("{program}: {note}"));
-            backend_iptables::remove_unshared(program).await?;
+            backend_iptables::remove_unshared(program).await?
         } else {
             backend_iptables::remove(program, LoopbackRouting::Reset).await?;
+            chains
+        };
+        if removed > 0 {
+            report.removed(program.name, "chain".to_owned(), removed);
         }
     }
     Ok(())

@@ -145,11 +145,13 @@ async fn chains_that_kube_proxy_uses_are_kept() {
     // KUBE-SERVICES still leads to the other one.
     kernel.change_by_other(IpFamily::V4, "*filter\n:KUBE-EXTERNAL-SERVICES - [0:0]\n:KUBE-NODEPORTS - [0:0]\nCOMMIT\n");
     let mut plane = IptablesDataPlane::new(kernel.clone(), DataplaneOptions::default());
-    plane.remove_unshared(IpFamily::V4).await.unwrap();
+    let before_removal = Observed::parse(&kernel.clone().save(IpFamily::V4).await.unwrap().unwrap()).unwrap();
+    let count = plane.remove_unshared(IpFamily::V4).await.unwrap();
     let observed = Observed::parse(&kernel.clone().save(IpFamily::V4).await.unwrap().unwrap()).unwrap();
     let kept: BTreeSet<_> = observed.ours().map(|(_, name, _)| name.to_owned()).collect();
     let removed: BTreeSet<_> = before.iter().filter(|name| !kept.contains(*name)).collect();
     assert!(removed.iter().all(|name| name.starts_with("FAIRLEAD-")), "{removed:?}");
+    assert_eq!(count, before_removal.ours().count() - observed.ours().count());
     assert!(removed.contains(&"FAIRLEAD-NODEPORTS".to_owned()) && kept.contains("KUBE-SERVICES"), "{removed:?}");
 }
 
