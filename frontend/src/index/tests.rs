@@ -515,8 +515,8 @@ fn problems_of_a_service_are_found_without_those_of_others() {
         }
     }
     take_steps();
-    let of_one = index.problems_of(&ObjectName::new("ns", "s7"));
-    let of_one: Vec<_> = of_one.map(|(kind, name, _)| (kind, name.to_string())).collect();
+    let service = ObjectName::new("ns", "s7");
+    let of_one: Vec<_> = index.problems_of(&service).map(|(kind, name, _)| (kind, name.to_string())).collect();
     let expected = [(ObjectKind::Service, "ns/s7".to_owned()), (ObjectKind::EndpointSlice, "ns/x7".to_owned())];
     assert_eq!((of_one, take_steps()), (expected.to_vec(), 2));
 }

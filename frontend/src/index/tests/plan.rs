@@ -50,7 +50,7 @@ proptest! {
         let before = views.clone();
         let created = index.services.get(&service.name).and_then(|service| service.created);
         let service = ServiceObject { created, ..service };
-        let plan = index.plan(vec![crate::testing::parsed(service.clone())], None).unwrap();
+        let plan = index.plan(vec![parsed(service.clone())], None).unwrap();
         index.apply(put(service));
         apply_changes(&mut index, &mut views);
         let keys: BTreeSet<_> = before.keys().chain(views.keys()).collect();
@@ -123,7 +123,7 @@ fn endpoints_before_count_as_well() {
         }
         // Its ports have no endpoints.
         let renamed = object.ports.iter().map(|port| ServiceObjectPort { name: "".into(), ..port.clone() }).take(1);
-        without.push(crate::testing::parsed(ServiceObject { ports: renamed.collect(), ..object }));
+        without.push(parsed(ServiceObject { ports: renamed.collect(), ..object }));
     }
     index.take_changes();
     assert_eq!(index.plan(without[..1].to_vec(), None).unwrap().change_count, 11);
@@ -137,9 +137,7 @@ fn each_new_claim_in_vain_counts() {
     let owner = ServiceObject { load_balancer_ips: ips.clone(), ..service("owner", "10.96.0.1") };
     let claims = ServiceObject { external_ips: ips, ..service("new", "10.96.0.2") };
     let (mut index, _) = indexed([put(owner.clone())]);
-    let plan = |index: &mut Index, service: &ServiceObject| {
-        index.plan(vec![crate::testing::parsed(service.clone())], None).unwrap()
-    };
+    let plan = |index: &mut Index, service: &ServiceObject| index.plan(vec![parsed(service.clone())], None).unwrap();
     assert_eq!(plan(&mut index, &claims).conflict_count, 20, "also those that are not described");
     index.apply(put(claims.clone()));
     index.take_changes();
