@@ -190,7 +190,15 @@ impl RuleRun<'_, '_, '_> {
                 let number = (u64::from(hash) * u64::from(*modulus)) >> 32;
                 self.registers.load(*dreg, &(number as u32).to_ne_bytes());
             }
-            Expr::Nat { kind, addr, port, .. } => return Ok(self.translate(*kind, *addr, *port)),
+            Expr::Nat { kind, addr, addr_max, port, port_max, .. } => {
+                let address_len = if self.traversal.packet.family() == IpFamily::V4 { 4 } else { 16 };
+                // The source port is not part of the result.
+                let is_port_range = *kind == NatType::Dnat && self.is_range(*port, *port_max, 2);
+                if is_port_range || self.is_range(*addr, *addr_max, address_len) {
+                    return Ok(self.unknown("nat to a range"));
+                }
+                return Ok(self.translate(*kind, *addr, *port));
+            }
             Expr::Masquerade { .. } => {
                 self.traversal.masquerade(None, &self.commented_or("masquerade"));
                 self.actions.push("source masqueraded".to_owned());
@@ -314,6 +322,11 @@ impl RuleRun<'_, '_, '_> {
         }
         let probabilities = vec![1.0 / f64::from(modulus.max(1)); modulus.max(1) as usize];
         self.traversal.choices.choose(&probabilities) as u32
+    }
+
+    /// Whether two registers contain different ends of a range.
+    fn is_range(&self, first: Option<Register>, last: Option<Register>, len: usize) -> bool {
+        first.zip(last).is_some_and(|(first, last)| self.registers.get(first, len) != self.registers.get(last, len))
     }
 
     fn translate(&mut self, kind: NatType, addr: Option<Register>, port: Option<Register>) -> ExprResult {

@@ -253,3 +253,26 @@ fn packets_are_not_tracked_if_a_rule_says_so_early() {
     let endpoint = Some("10.244.1.1:53".parse().unwrap());
     assert_eq!((only(&paths[1]), paths[1][0].endpoint), (&PacketVerdict::Delivered, endpoint));
 }
+
+#[test]
+fn translation_to_a_range_is_unknown() {
+    const RANGES: &str = "table ip ranges {
+        chain nat {
+            type nat hook prerouting priority -100; policy accept;
+            ip daddr 10.96.0.1 dnat to 10.244.1.1-10.244.1.9
+            ip daddr 10.96.0.2 meta l4proto tcp dnat to 10.244.1.1:8080-8089
+            ip daddr 10.96.0.3 meta l4proto tcp dnat to 10.244.1.1:8080
+        }
+    }";
+    let cases = &[
+        ("10.244.1.9", "cali7", "10.96.0.1:80", Protocol::Tcp),
+        ("10.244.1.9", "cali7", "10.96.0.2:80", Protocol::Tcp),
+        ("10.244.1.9", "cali7", "10.96.0.3:80", Protocol::Tcp),
+    ];
+    let paths: Vec<_> = evaluate_in(RANGES, cases).into_iter().map(|mut paths| paths.remove(0)).collect();
+    for path in &paths[..2] {
+        assert_eq!(path.endpoint, None);
+        assert!(path.unknown[0].contains("nat to a range"), "{:?}", path.unknown);
+    }
+    assert_eq!((paths[2].endpoint, paths[2].unknown.len()), (Some("10.244.1.1:8080".parse().unwrap()), 0));
+}
