@@ -39,6 +39,22 @@ const HEADER_LEN: usize = 40;
 const TCP_SYN: (usize, u8) = (13, 0x02);
 
 impl Packet {
+    /// Whether these bytes of a header follow from this struct. Others depend on the sender or on the link: lengths,
+    /// TTL, sequence numbers, windows, checksums, options, MAC addresses.
+    pub(crate) fn knows(&self, base: PayloadBase, offset: u32, len: u32) -> bool {
+        const END: u32 = u32::MAX;
+        let unknown: &[(u32, u32)] = match (base, self.family(), self.protocol) {
+            (PayloadBase::Link, ..) => return false,
+            (PayloadBase::Network, IpFamily::V4, _) => &[(2, 6), (8, 9), (10, 12)],
+            (PayloadBase::Network, IpFamily::V6, _) => &[(4, 6), (7, 8)],
+            (PayloadBase::Transport, _, Protocol::Tcp) => &[(4, 8), (12, 13), (14, 18), (20, END)],
+            (PayloadBase::Transport, _, Protocol::Udp) => &[(4, END)],
+            (PayloadBase::Transport, _, Protocol::Sctp) => &[(8, END)],
+        };
+        let to = offset.saturating_add(len);
+        unknown.iter().all(|(first, end)| to <= *first || *end <= offset)
+    }
+
     /// Bytes of a header; `None` when the header has no such bytes.
     pub(crate) fn bytes(&self, base: PayloadBase, offset: u32, len: u32) -> Option<Vec<u8>> {
         let mut header = [0; HEADER_LEN];
@@ -90,6 +106,26 @@ impl fmt::Display for Packet {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fields_that_depend_on_the_sender_are_not_known() {
+        let packet = Packet {
+            source: "10.0.0.1:4096".parse().unwrap(),
+            destination: "10.96.0.1:80".parse().unwrap(),
+            protocol: Protocol::Tcp,
+            origin: PacketOrigin::Node,
+        };
+        let knows = |base, offset, len| packet.knows(base, offset, len);
+        // The protocol, both addresses, the ports, the flags.
+        assert!(knows(PayloadBase::Network, 9, 1) && knows(PayloadBase::Network, 12, 8));
+        assert!(knows(PayloadBase::Transport, 0, 4) && knows(PayloadBase::Transport, 13, 1));
+        // The length, the TTL, the window, options, the link.
+        assert!(!knows(PayloadBase::Network, 2, 2) && !knows(PayloadBase::Network, 8, 2));
+        assert!(!knows(PayloadBase::Transport, 14, 2) && !knows(PayloadBase::Transport, 20, 4));
+        assert!(!knows(PayloadBase::Link, 6, 6));
+        let udp = Packet { protocol: Protocol::Udp, ..packet.clone() };
+        assert!(udp.knows(PayloadBase::Transport, 2, 2) && !udp.knows(PayloadBase::Transport, 4, 2));
+    }
 
     #[test]
     fn header_fields_are_at_their_offsets() {

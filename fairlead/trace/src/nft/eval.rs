@@ -111,6 +111,9 @@ impl RuleRun<'_, '_, '_> {
 
     fn expression(&mut self, expr: &Expr) -> Result<ExprResult> {
         match expr {
+            Expr::Payload { base, offset, len, .. } if !self.traversal.packet.knows(*base, *offset, *len) => {
+                return Ok(self.unknown("payload"));
+            }
             Expr::Payload { dreg, base, offset, len } => {
                 let Some(bytes) = self.traversal.packet.bytes(*base, *offset, *len) else {
                     return Ok(ExprResult::NoMatch);

@@ -276,3 +276,16 @@ fn translation_to_a_range_is_unknown() {
     }
     assert_eq!((paths[2].endpoint, paths[2].unknown.len()), (Some("10.244.1.1:8080".parse().unwrap()), 0));
 }
+
+#[test]
+fn headers_that_depend_on_the_sender_are_unknown() {
+    const TTL: &str = "table ip firewall {
+        chain forward {
+            type filter hook forward priority 0; policy accept;
+            ip ttl < 2 drop
+            @ll,0,8 0 drop
+        }
+    }";
+    let paths = evaluate_in(TTL, &[("10.244.1.9", "cali7", "192.0.2.1:80", Protocol::Tcp)]).remove(0);
+    assert_eq!((only(&paths), paths[0].unknown.len()), (&PacketVerdict::Delivered, 2), "{:?}", paths[0].unknown);
+}
