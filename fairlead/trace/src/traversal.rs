@@ -14,6 +14,8 @@ use crate::{
 /// A packet during one evaluation.
 pub(crate) struct Traversal<'a> {
     pub(crate) packet: Packet,
+    /// The source and the destination before translation.
+    pub(crate) original: (SocketAddr, SocketAddr),
     /// The current hook.
     pub(crate) hook: Hook,
     pub(crate) mark: u32,
@@ -56,6 +58,7 @@ enum Tracking {
 impl<'a> Traversal<'a> {
     pub(crate) fn new(packet: Packet, choices: &'a mut Choices, kernel: &'a mut dyn Kernel) -> Self {
         Self {
+            original: (packet.source, packet.destination),
             packet,
             hook: Hook::Prerouting,
             mark: 0,

@@ -255,7 +255,7 @@ impl RuleRun<'_, '_, '_> {
         let (source, destination) = match direction {
             // Replies come from the current destination.
             Some(CtDirection::Reply) => (packet.destination, packet.source),
-            _ => (packet.source, packet.destination),
+            _ => self.traversal.original,
         };
         Some(match key {
             CtKey::State if self.traversal.is_untracked() => STATE_UNTRACKED.to_ne_bytes().to_vec(),

@@ -289,3 +289,16 @@ fn headers_that_depend_on_the_sender_are_unknown() {
     let paths = evaluate_in(TTL, &[("10.244.1.9", "cali7", "192.0.2.1:80", Protocol::Tcp)]).remove(0);
     assert_eq!((only(&paths), paths[0].unknown.len()), (&PacketVerdict::Delivered, 2), "{:?}", paths[0].unknown);
 }
+
+#[test]
+fn the_original_direction_of_a_connection_is_that_before_translation() {
+    const ORIGINAL: &str = "table ip firewall {
+        chain nat { type nat hook prerouting priority -100; meta l4proto tcp dnat to 10.244.1.1:8080; }
+        chain forward {
+            type filter hook forward priority 0; policy drop;
+            meta l4proto tcp ct original ip daddr 10.96.0.10 ct original proto-dst 80 accept
+        }
+    }";
+    let paths = evaluate_in(ORIGINAL, &[("10.244.1.9", "cali7", "10.96.0.10:80", Protocol::Tcp)]).remove(0);
+    assert_eq!(*only(&paths), PacketVerdict::Delivered);
+}
