@@ -232,11 +232,7 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
             if !script.is_empty()
                 && let Err(error) = self.kernel.restore(family, &script).await
             {
-                let is_unchanged = writes == 0 && script.has_committed_nothing(&error);
                 let rejection = rejection(&script, error)?;
-                if is_unchanged && !change.facts {
-                    return Ok(CommitOutcome::Rejected(rejection));
-                }
                 // A part of the script may have been committed, as may the other family's. `read_again` finds out for
                 // service ports; the base ruleset is observed anew.
                 if !applied.is_reconciling || change.facts {

@@ -41,6 +41,7 @@ use std::{
 
 use anyhow::{Result, bail};
 use proto::model::{IpFamily, ServicePortKey};
+use runtime::{Rate, TokenBucket};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
@@ -73,6 +74,10 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// explained by a change of another process.
 const READ_INTERVAL: Duration = Duration::from_secs(30);
 
+/// How often rejected service ports are tried again because they have changed: with each attempt, the kernel may have to
+/// be read. Beyond it, the next retry tries them.
+const ATTEMPTS: Rate = Rate { burst: 2, every: READ_INTERVAL };
+
 /// A reconcile reads the kernel if it was not read for this long, even if no other process can have changed it.
 const MAX_READ_AGE: Duration = Duration::from_secs(3_600);
 
@@ -100,6 +105,8 @@ pub struct Driver<P: DataPlane> {
     /// When the kernel may be read again because of a rejection.
     next_read: Instant,
     retried_at: Instant,
+    /// For the attempts that follow a change of a rejected service port.
+    attempts: TokenBucket,
     /// Whether nothing was committed since the kernel was read.
     is_fresh: bool,
     /// For a preview: one transaction without a limit.
@@ -125,6 +132,7 @@ impl<P: DataPlane> Driver<P> {
             read_at: Instant::now(),
             next_read: Instant::now(),
             retried_at: Instant::now(),
+            attempts: TokenBucket::full(Instant::now()),
             is_fresh: false,
             is_unlimited: false,
         }
@@ -209,11 +217,16 @@ impl<P: DataPlane> Driver<P> {
         affected.extend(self.plane.dependents(applied, &before, state, &affected));
         for key in affected {
             let lost = applied.vips(&key).into_iter().filter(|(family, vip)| !self.ownership.owns(&key, *family, vip));
+            let lost: Vec<_> = lost.collect();
+            applied.invalidate(&key);
+            let is_rejected = self.quarantine.contains(&key) && state.service_port(&key).is_some();
+            if is_rejected && lost.is_empty() && self.attempts.take(ATTEMPTS, Instant::now()).is_err() {
+                continue;
+            }
             for vip in lost {
                 self.held.entry(vip).or_default().insert(key.clone());
             }
             self.evicted.remove(&key);
-            applied.invalidate(&key);
             self.queue.push(key, state);
         }
         self.queue.facts |= changes.node || changes.cluster;

@@ -118,7 +118,10 @@ impl Kernel for IptablesKernel {
         watch.pause().map_err(RestoreError::Failed)?;
         let result = self.tools.restore(family, script).await;
         watch.resume().map_err(RestoreError::Failed)?;
-        watch.committed(script.tables());
+        // A script that failed may have committed a part, which is read again.
+        if result.is_ok() {
+            watch.committed(script.tables());
+        }
         result
     }
 

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeSet, ops::Deref};
 
-use iptables::{ChainSpec, RestoreError, ScriptLine, Table};
+use iptables::{ChainSpec, ScriptLine, Table};
 
 use super::{Owner, Plan, RuleEdit};
 use crate::{
@@ -104,13 +104,6 @@ impl Script {
     /// The owner of a line; the first line is 1.
     pub(crate) fn owner(&self, line: usize) -> Owner {
         self.owners.get(line.checked_sub(1)?).copied().flatten()
-    }
-
-    /// Whether the kernel has rejected the first transaction: the script has changed nothing.
-    pub(crate) fn has_committed_nothing(&self, error: &RestoreError) -> bool {
-        let RestoreError::Rejected { lines, .. } = error else { return false };
-        let first = 1 + self.text().lines().take_while(|line| *line != "COMMIT").count();
-        self.tables() == 1 || lines.iter().max().is_some_and(|last| *last <= first)
     }
 
     /// Adds the changes of a table as one transaction.

@@ -4,12 +4,11 @@
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     mem,
-    net::IpAddr,
     time::Duration,
 };
 
 use anyhow::Result;
-use backend::{Drift, dataplane::NodePortAddresses};
+use backend::Drift;
 use netlink::ipvs::VirtualServerKey;
 use tokio::time::Instant;
 use tracing::{debug, warn};
@@ -99,19 +98,11 @@ impl<K: Kernel> IpvsDataPlane<K> {
             return Ok(Some(Drift::Changed { object: object.to_owned(), process: "unknown".to_owned(), pid: 0 }));
         }
         let mut differing = summary.elsewhere.symmetric_difference(&known.foreign_addresses);
-        if differing.any(|address| known.has_vip_at(*address) || self.may_serve_node_ports(address)) {
+        if differing.any(|address| known.has_vip_at(*address) || self.serves_node_ports(address)) {
             return Ok(Some(Drift::Possible));
         }
         known.foreign_addresses = summary.elsewhere;
         Ok(None)
-    }
-
-    /// Whether node ports may be served at an address of another device. Not at an IPv6 link-local one: each pod that
-    /// starts brings one, on the node's end of its link.
-    fn may_serve_node_ports(&self, address: &IpAddr) -> bool {
-        let NodePortAddresses::Cidrs(ranges) = &self.settings.dataplane.nodeport_addresses else { return false };
-        let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
-        !address.is_loopback() && !is_link_local && ranges.iter().any(|range| range.contains(address))
     }
 
     /// As [`Self::drained`], of all virtual servers. A transaction does the same when as many more drain as virtual
@@ -175,7 +166,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
     /// When a destination for which the kernel stores this time is deleted at the latest. The wall clock counts only
     /// when this process sees it for the first time: soon after the drain has begun, or after a restart.
     fn drain_deadline(&mut self, object: Object, until: u32) -> Instant {
-        let remaining = || Duration::from_secs(until.saturating_sub(now()).into());
+        let remaining = || Duration::from_secs(until.saturating_sub(now()).into()).min(self.settings.drain);
         *self.drain_deadlines.entry((object, until)).or_insert_with(|| Instant::now() + remaining())
     }
 }

@@ -296,7 +296,9 @@ impl<B: Backend> Programmer<B> {
         if work == Work::Reconcile && mem::take(repair_due) && report.writes > 0 {
             self.reporter.metrics.repairs.inc();
         }
-        self.backoff.reset();
+        if report.writes > 0 || report.unfinished.is_none() {
+            self.backoff.reset();
+        }
         if !report.failures.iter().any(|failure| failure.retryable) {
             *reconcile_at = None;
             self.retries.reset();
