@@ -16,11 +16,11 @@ use std::{fmt, sync::Arc};
 
 use proto::model::Role;
 
-pub(crate) use self::{authenticator::is_node_name, node_sources::NodeSources, tokens::TokenSource};
 pub use self::{
-    authenticator::{Authenticator, AuthnError, AuthnOptions},
+    authenticator::{Authenticator, AuthnError, AuthnOptions, is_node_name},
     tokens::{ServiceAccount, TokenLimits, TokenOptions},
 };
+pub(crate) use self::{node_sources::NodeSources, tokens::TokenSource};
 
 /// The identity of a client.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -132,14 +132,21 @@ pub(crate) async fn run(
         Ok(Some(Ok(_))) => return Err(SessionError::HelloExpected),
         Ok(Some(Err(error))) => return Err(error),
     };
-    if !is_node_name(&hello.node) {
-        let reason = "is no name of a Node, which has at most 253 lower case letters, digits, '-' and '.'".to_owned();
-        return Err(InvalidMessage { field: "hello.node".to_owned(), reason }.into());
-    }
-    let span = info_span!("stream", node = %hello.node, role = ?hello.role);
     let (node, role) = (hello.node.clone(), hello.role);
-    let client = identity.counted_as(&node);
+    let is_valid = is_node_name(&node);
+    // An invalid name may have any length and any characters.
+    let (shown, client) = if is_valid {
+        (node.clone(), identity.counted_as(&node))
+    } else {
+        (excerpt(&format!("{node:?}")).into(), identity.clone())
+    };
+    let span = info_span!("stream", node = %shown, role = ?role);
     let permit = (|| {
+        if !is_valid {
+            let reason =
+                "is no name of a Node, which has at most 253 lower case letters, digits, '-' and '.'".to_owned();
+            return Err(SessionError::Invalid(InvalidMessage { field: "hello.node".to_owned(), reason }));
+        }
         identity.may_follow(&node, role)?;
         hello.check_version()?;
         let streams = context.config.node_limits.streams;

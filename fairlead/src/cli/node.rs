@@ -5,6 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use anyhow::{Context as _, Result, anyhow, bail};
 use backend::{Credentials, Discover, Grpc, GrpcOptions, LossLimit};
 use clap::{Args, value_parser};
+use frontend::identity::is_node_name;
 use runtime::metrics::CertificateFile;
 
 use super::DEFAULT_ADDRESS;
@@ -151,8 +152,11 @@ pub(super) fn node_name(given: Option<&str>) -> Result<String> {
             .trim()
             .to_lowercase(),
     };
-    if name.is_empty() {
-        bail!("the node name is empty; set --node-name");
+    if !is_node_name(&name) {
+        bail!(
+            "{name:?} is no name of a Node, which has at most 253 lower case letters, digits, '-' and '.'; \
+             set --node-name"
+        );
     }
     Ok(name)
 }
@@ -164,6 +168,8 @@ mod tests {
     #[test]
     fn node_name_is_trimmed_and_in_lower_case() {
         assert_eq!(node_name(Some(" Node-A ")).unwrap(), "node-a");
-        assert!(node_name(Some(" ")).unwrap_err().to_string().contains("--node-name"));
+        for name in [" ", "node_a"] {
+            assert!(node_name(Some(name)).unwrap_err().to_string().contains("--node-name"));
+        }
     }
 }

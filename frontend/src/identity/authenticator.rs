@@ -129,7 +129,8 @@ impl Authenticator {
 }
 
 /// Whether Kubernetes would let a Node have this name (a DNS subdomain).
-pub(crate) fn is_node_name(name: &str) -> bool {
+#[must_use]
+pub fn is_node_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
     !name.is_empty() && name.len() <= 253 && name.bytes().all(allowed)
 }

@@ -82,6 +82,7 @@ async fn scrape_reflects_activity() {
     streams[0].commit().await;
     streams[1].commit().await;
     server.hello(v1::Hello { protocol_version: 99, ..hello("node-3") }).await.expect_rejected().await;
+    server.hello(hello("node_4")).await.expect_rejected().await;
     streams[1].send(client_message::Message::Hello(hello("node-2"))).await;
     streams.pop().unwrap().expect_rejected().await;
 
@@ -93,8 +94,8 @@ async fn scrape_reflects_activity() {
     assert_eq!((value("ready"), value("problems")), (1.0, 0.0));
     assert_eq!(value("stream_starts_total{mode=\"snapshot\"}"), 2.0);
     assert_eq!(value("streams{role=\"backend\",mode=\"snapshot\"}"), 1.0);
-    // No common version, and a second Hello.
-    assert_eq!(value("rejections_total{reason=\"protocol\"}"), 2.0);
+    // No common version, an invalid name, and a second Hello.
+    assert_eq!(value("rejections_total{reason=\"protocol\"}"), 3.0);
     assert!(value("ack_duration_seconds_count") >= 2.0);
     assert!(value("commit_duration_seconds_count") >= 3.0);
     assert!(value("commit_duration_seconds_sum") > 0.0);
