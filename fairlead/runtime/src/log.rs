@@ -49,7 +49,7 @@ pub fn init(format: LogFormat, filter: &str) -> Result<()> {
     subscriber(format, filter, io::stderr().is_terminal(), io::stderr)?.try_init().context("logging is already set up")
 }
 
-/// As [`init`], for a process that must go on while stderr hangs: a thread writes the events. At most 1 MiB of them
+/// As [`init`], for a process that must go on while stderr hangs: a thread writes the events. At most 4 MiB of them
 /// wait, and the number of lost ones is logged. Call [`flush`] before the process ends.
 ///
 /// # Errors
@@ -61,32 +61,33 @@ pub fn init_queued(format: LogFormat, filter: &str) -> Result<()> {
     let started = thread::Builder::new().name("log".to_owned()).spawn(move || writer.write_to(io::stderr()));
     started.context("cannot start the thread that writes log lines")?;
     subscriber.try_init().context("logging is already set up")?;
-    QUEUE.get_or_init(|| queue);
-    // What was logged before a panic is needed most.
+    // It is empty: the subscriber is set only once.
+    let _ = QUEUE.set(queue);
+    // What was logged before a panic is needed most. A stderr that hangs would prevent the end of the process.
     let print_panic = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
-        flush();
-        print_panic(panic);
+        if flush() {
+            print_panic(panic);
+        }
     }));
     Ok(())
 }
 
-/// Writes a line to stderr as it is, after the events so far. Errors of stderr are ignored.
+/// Writes a line to stderr as it is, after the events so far, also if too many of them wait. Errors of stderr are
+/// ignored.
 pub fn write_line(line: &str) {
     let line = format!("{line}\n");
-    // Both fail only with stderr, where an error would have to be printed.
-    let _ = match QUEUE.get() {
-        Some(queue) => queue.clone().write_all(line.as_bytes()),
-        None => io::stderr().write_all(line.as_bytes()),
-    };
+    match QUEUE.get() {
+        Some(queue) => queue.push(line.as_bytes()),
+        // Fails only with stderr, where an error would have to be printed.
+        None => drop(io::stderr().write_all(line.as_bytes())),
+    }
 }
 
 /// Waits until all events are written, for a second at most: a stderr that hangs must not prevent the end of the
-/// process.
-pub fn flush() {
-    if let Some(queue) = QUEUE.get() {
-        queue.flush(FLUSH_TIMEOUT);
-    }
+/// process. Returns whether all are written.
+pub fn flush() -> bool {
+    QUEUE.get().is_none_or(|queue| queue.flush(FLUSH_TIMEOUT))
 }
 
 fn subscriber<W>(format: LogFormat, filter: &str, is_coloured: bool, to: W) -> Result<Box<dyn Subscriber + Send + Sync>>

@@ -4,6 +4,8 @@ use std::{
     env,
     fs::File,
     process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 use fairlead_runtime::{LogFormat, log};
@@ -33,6 +35,27 @@ fn stderr_that_cannot_be_written_does_not_end_the_process() -> anyhow::Result<()
         let full = File::options().write(true).open("/dev/full")?;
         let status = child("stderr_that_cannot_be_written_does_not_end_the_process", how)?.stderr(full).status()?;
         assert!(status.success(), "{how}: {status}");
+    }
+    Ok(())
+}
+
+#[test]
+fn panic_ends_the_process_while_stderr_hangs() -> anyhow::Result<()> {
+    if env::var_os(CHILD).is_some() {
+        log::init_queued(LogFormat::Text, "info")?;
+        for _ in 0..1000 {
+            tracing::info!("more lines than a pipe holds: {}", "x".repeat(1000));
+        }
+        panic!("this message is not printed");
+    }
+    let mut child = child("panic_ends_the_process_while_stderr_hangs", "queued")?.stderr(Stdio::piped()).spawn()?;
+    let begun = Instant::now();
+    while child.try_wait()?.is_none() {
+        if begun.elapsed() > Duration::from_secs(20) {
+            child.kill()?;
+            anyhow::bail!("the process has not ended");
+        }
+        thread::sleep(Duration::from_millis(10));
     }
     Ok(())
 }

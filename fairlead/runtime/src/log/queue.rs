@@ -12,7 +12,7 @@ use tracing::warn;
 use crate::lock;
 
 /// How many bytes of lines may wait. Further lines are dropped.
-const MAX_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = 4 << 20;
 
 /// The lines that wait. Each `write` is a line, and its clones are the same queue.
 #[derive(Clone, Debug, Default)]
@@ -42,14 +42,18 @@ impl Queue {
         lock(&self.0.lines).writer = Some(thread::current().id());
         loop {
             let batch = self.next_batch();
-            let result = to.write_all(&batch);
+            let (mut failed, mut is_written) = (0, true);
+            for line in batch.split_inclusive(|byte| *byte == b'\n') {
+                is_written = to.write_all(line).is_ok();
+                failed += u64::from(!is_written);
+            }
             let mut lines = lock(&self.0.lines);
-            if result.is_err() {
-                lines.lost += batch.iter().filter(|byte| **byte == b'\n').count() as u64;
-            } else {
+            lines.lost += failed;
+            if is_written {
                 let lost = mem::take(&mut lines.lost);
                 drop(lines);
                 if lost > 0 {
+                    // A log filter that excludes warnings also excludes this number.
                     warn!(lines = lost, "log lines are lost: stderr could not be written, or not fast enough");
                 }
                 lines = lock(&self.0.lines);
@@ -69,11 +73,18 @@ impl Queue {
         mem::take(&mut lines.waiting)
     }
 
-    /// Waits until all lines are written, for at most this time.
-    pub(super) fn flush(&self, timeout: Duration) {
+    /// Adds a line even if too many wait.
+    pub(super) fn push(&self, line: &[u8]) {
+        lock(&self.0.lines).waiting.extend_from_slice(line);
+        self.0.changed.notify_all();
+    }
+
+    /// Waits until all lines are written, for at most this time. Returns whether they are.
+    pub(super) fn flush(&self, timeout: Duration) -> bool {
         let lines = lock(&self.0.lines);
         let is_busy = |lines: &mut Lines| lines.is_writing || lines.is_full || !lines.waiting.is_empty();
-        drop(self.0.changed.wait_timeout_while(lines, timeout, is_busy));
+        let waited = self.0.changed.wait_timeout_while(lines, timeout, is_busy);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 }
 
@@ -146,18 +157,28 @@ mod tests {
                 info!(number, "{}", "x".repeat(1000));
             }
         });
-        queue.flush(Duration::from_millis(10));
+        assert!(!queue.flush(Duration::from_millis(10)));
         assert!(lock(&written).is_empty());
         assert!(lock(&queue.0.lines).waiting.len() <= MAX_BYTES);
 
         drop(hang);
-        queue.flush(PATIENCE);
+        assert!(queue.flush(PATIENCE));
         let text = String::from_utf8(lock(&written).clone()).unwrap();
         let kept = text.lines().filter(|line| line.contains("number=")).count() as u64;
         assert!(kept > 500, "{kept}");
         let last = text.lines().last().unwrap();
         let lost = format!("lines={}", LINES - kept);
         assert!(last.contains("log lines are lost") && last.ends_with(&lost), "{last}, expected {lost}");
+    }
+
+    #[test]
+    fn pushed_line_is_not_lost_when_the_queue_is_full() {
+        let mut queue = Queue::default();
+        let long = vec![b'x'; MAX_BYTES + 1];
+        assert_eq!(io::Write::write(&mut queue, &long).unwrap(), long.len());
+        queue.push(b"the last line\n");
+        let lines = lock(&queue.0.lines);
+        assert_eq!((lines.lost, &*lines.waiting), (1, &b"the last line\n"[..]));
     }
 
     #[test]
@@ -185,7 +206,7 @@ mod tests {
         });
         for message in ["first", "second"] {
             with_default(&dispatch, || info!("{message}"));
-            queue.flush(PATIENCE);
+            assert!(queue.flush(PATIENCE));
         }
         let text = String::from_utf8(lock(&written).clone()).unwrap();
         let lines: Vec<_> = text.lines().collect();
