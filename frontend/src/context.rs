@@ -43,8 +43,10 @@ pub(crate) struct FrontendContext {
     /// The TLS configuration of the listeners, if any of them uses TLS.
     pub(crate) tls: OnceLock<ReloadingTls>,
     pub(crate) started: SystemTime,
-    /// By client: streams that were rejected or broke the protocol, and wrong digests.
+    /// By client: streams that were rejected or broke the protocol.
     session_errors: Mutex<CountedLog<Identity>>,
+    /// By client, and whether it was right after a snapshot: wrong digests.
+    mismatches: Mutex<CountedLog<(Identity, bool)>>,
 }
 
 /// Counts of the work done for streams, and how many streams are waiting for it.
@@ -87,14 +89,20 @@ impl FrontendContext {
             tls: OnceLock::new(),
             started,
             session_errors: Mutex::default(),
+            mismatches: Mutex::default(),
             config,
         }
     }
 
-    /// Counts a stream that was rejected or broke the protocol, or a wrong digest. `Some` when it should be logged: how
-    /// many there were of this client since the last line.
+    /// Counts a stream that was rejected or broke the protocol. `Some` when it should be logged: how many there were of
+    /// this client since the last line.
     pub(crate) fn count_session_error(&self, client: &Identity) -> Option<u64> {
         lock(&self.session_errors).record(client.clone())
+    }
+
+    /// Counts a wrong digest, as [`Self::count_session_error`] does; rejected clients do not take its lines.
+    pub(crate) fn count_mismatch(&self, client: &Identity, is_after_snapshot: bool) -> Option<u64> {
+        lock(&self.mismatches).record((client.clone(), is_after_snapshot))
     }
 
     pub(crate) fn stats(&self) -> StreamStats {
@@ -165,6 +173,17 @@ mod tests {
         let count = |name: &str| context.count_session_error(&Identity::Node(name.into())).is_some();
         let lines = (0..20_000).filter(|_| count("node-1")).count();
         assert_eq!((lines, count("node-2")), (1, true));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rejected_streams_of_many_clients_do_not_hide_a_wrong_digest() {
+        let context = FrontendContext::new(Config::default());
+        for number in 0..1000 {
+            context.count_session_error(&Identity::Node(format!("node-{number}").into()));
+        }
+        let node = Identity::Node("node-1".into());
+        let counts = [false, false, true].map(|is_after_snapshot| context.count_mismatch(&node, is_after_snapshot));
+        assert_eq!(counts, [Some(1), None, Some(1)]);
     }
 
     #[test]

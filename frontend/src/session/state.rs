@@ -306,7 +306,8 @@ impl<'a> Session<'a> {
     async fn on_mismatch(&mut self, revision: Revision, digest: Digest, expected: Digest) -> Result<(), SessionEnd> {
         let (digest, expected) = (digest.0, expected.0);
         let is_repaired = self.mismatches.take(MISMATCHES, Instant::now()).is_ok();
-        match self.context.count_session_error(&self.counted_as) {
+        let count = self.context.count_mismatch(&self.counted_as, self.digest_trust == DigestTrust::Resent);
+        match count {
             Some(count) if is_repaired => {
                 warn!(%revision, digest, expected, count, "digest mismatch, the state of the node is wrong");
             }
@@ -339,10 +340,13 @@ impl<'a> Session<'a> {
                 self.send_snapshot().await
             }
             DigestTrust::Resent | DigestTrust::Disabled => {
-                error!(
-                    "digest mismatch right after a snapshot: client and frontend compute digests differently, \
-                     no longer checking them on this stream; compare their versions"
-                );
+                if let Some(count) = count {
+                    error!(
+                        count,
+                        "digest mismatch right after a snapshot: client and frontend compute digests differently, \
+                         no longer checking them on this stream; compare their versions"
+                    );
+                }
                 self.digest_trust = DigestTrust::Disabled;
                 self.set_programmed();
                 Ok(())
