@@ -29,6 +29,7 @@
 //! | `page`, `metrics`, `scrape` | what operators see |
 //! | `cached` | what is computed once per second for all of them |
 //! | `events` | Kubernetes Events about nodes |
+//! | `excerpt` | the start of a text that a client has chosen |
 //! | `discovery` | addresses of frontends |
 //! | `drain`, `waiting_drains` | whether any node still sends new connections to a pod that ends |
 //! | `startup_taint` | removes the taint of nodes that start |
@@ -42,6 +43,7 @@ mod discovery;
 mod drain;
 mod engine;
 mod events;
+mod excerpt;
 #[cfg(feature = "testing")]
 pub mod fuzzing;
 pub mod identity;

@@ -20,7 +20,7 @@ mod sink;
 mod state;
 #[cfg(test)]
 mod tests;
-pub(crate) mod truncated;
+mod truncated;
 
 use std::{sync::Arc, time::Duration};
 
@@ -39,12 +39,13 @@ use tracing::{Instrument as _, debug, info, info_span, warn};
 use crate::{
     clients::StreamPermit,
     context::FrontendContext,
+    excerpt::excerpt,
     identity::{AccessDenied, Identity, is_node_name},
     metrics::Rejection,
 };
 
 pub(crate) use self::sink::OutgoingMessage;
-use self::{sink::MessageSink, state::Session, truncated::excerpt};
+use self::{sink::MessageSink, state::Session};
 
 /// How much the age limit of a stream varies, as a fraction of the configured one.
 const AGE_JITTER: f64 = 0.2;

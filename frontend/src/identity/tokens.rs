@@ -35,7 +35,7 @@ use self::{
     limits::{ReviewLimiter, ReviewShare},
 };
 use super::{Identity, authenticator::AuthnError};
-use crate::session::truncated::excerpt;
+use crate::excerpt::excerpt;
 
 pub use self::limits::TokenLimits;
 pub(crate) use self::limits::TokenSource;
@@ -104,7 +104,7 @@ impl Tokens {
         let claims = Claims::parse(token);
         if let Some(claims) = &claims {
             let checked = claims.check(&self.options, &self.admins, SystemTime::now());
-            // The client has chosen the claims.
+            // The client has chosen the claims, which an error has last.
             checked.map_err(|why| AuthnError::Token(excerpt(&why)))?;
         }
         let hash = hash(token);
@@ -182,7 +182,7 @@ impl TokenOptions {
         if audiences.contains(&self.audience) {
             return Ok(());
         }
-        Err(format!("its audiences are {audiences:?}, but {:?} is required", self.audience))
+        Err(format!("audience {:?} is required, but its audiences are {audiences:?}", self.audience))
     }
 
     /// Fails if a user is none of the ServiceAccounts of backends.
@@ -190,7 +190,7 @@ impl TokenOptions {
         if self.backend_accounts.iter().any(|account| account.0 == user) {
             return Ok(());
         }
-        Err(format!("it belongs to {user:?}, which is neither the ServiceAccount of a backend nor an administrator"))
+        Err(format!("it belongs to neither the ServiceAccount of a backend nor an administrator, but to {user:?}"))
     }
 }
 

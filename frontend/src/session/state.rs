@@ -17,6 +17,7 @@ use crate::{
     clients::StreamPermit,
     context::FrontendContext,
     events::{BackendStart, EventReport},
+    excerpt::excerpt,
     identity::Identity,
     log::{CHUNK_BYTES, NodeUpdate},
     object::ObjectName,
@@ -25,7 +26,7 @@ use crate::{
 
 use super::{
     MessageSink, OutgoingMessage, SessionEnd, SessionError,
-    truncated::{excerpt, truncated_degraded, truncated_failures},
+    truncated::{truncated_degraded, truncated_failures},
 };
 
 /// The base of the first batch to a client that does not resume.

@@ -1,25 +1,12 @@
-//! How much is kept and logged of what clients report.
+//! How much is kept of what clients report.
 
 use proto::model::ServicePortFailure;
-
-/// The characters of a text in a log line.
-const MAX_EXCERPT_CHARS: usize = 256;
 
 /// What does not work on a node: texts, and bytes of each.
 const MAX_DEGRADED: usize = 8;
 const MAX_DEGRADED_BYTES: usize = 512;
 /// Failures, in bytes.
 const MAX_FAILURE_BYTES: usize = 256 << 10;
-
-/// The start of a text that a client may have chosen, for log lines and the status.
-pub(crate) fn excerpt(text: &impl ToString) -> String {
-    let mut text = text.to_string();
-    if let Some((end, _)) = text.char_indices().nth(MAX_EXCERPT_CHARS) {
-        text.truncate(end);
-        text.push('…');
-    }
-    text
-}
 
 /// The first texts, and the first bytes of each.
 pub(super) fn truncated_degraded(texts: Vec<String>) -> Vec<String> {
@@ -39,16 +26,4 @@ pub(super) fn truncated_failures(failures: Vec<ServicePortFailure>) -> Vec<Servi
         bytes <= MAX_FAILURE_BYTES
     });
     fits.collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn texts_of_clients_are_short_in_log_lines() {
-        assert_eq!(excerpt(&"nft"), "nft");
-        let long = excerpt(&"ß".repeat(977 << 10));
-        assert_eq!(long.chars().count(), MAX_EXCERPT_CHARS + 1);
-    }
 }

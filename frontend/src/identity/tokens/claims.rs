@@ -62,7 +62,7 @@ impl Claims {
             return Err(format!("it expired {ago}s ago by the clock of the frontend"));
         }
         if !options.issuers.is_empty() && !options.issuers.contains(iss) {
-            return Err(format!("its issuer is {iss:?}, which is not a --token-issuer"));
+            return Err(format!("its issuer is not a --token-issuer: {iss:?}"));
         }
         if sub.starts_with(SERVICE_ACCOUNT) && !admins.contains(sub) {
             options.check_backend(sub)?;

@@ -188,7 +188,7 @@ async fn claims_that_a_client_has_chosen_are_short_in_errors() {
     let tokens = tokens(&server);
     let long = jwt(&json!({"aud": ["x".repeat(10_000)]}), "signature");
     let error = tokens.identify(&long, NODE).await.unwrap_err().to_string();
-    assert!(error.contains("its audiences are") && error.len() < 300, "{error}");
+    assert!(error.contains("\"fairlead\" is required, but its audiences are") && error.len() < 300, "{error}");
 }
 
 #[tokio::test(start_paused = true)]
