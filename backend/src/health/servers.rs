@@ -300,7 +300,7 @@ impl FailingPort {
         let occurrence = self.repeated.failed(&error);
         warn_if_news!(
             occurrence, %service, port, %family, error, retry_in_ms,
-            "cannot open a health-check node port, retrying"
+            "cannot open a health-check node port, which is opened as soon as that is possible"
         );
         self.error = error;
     }
