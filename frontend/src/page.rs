@@ -52,7 +52,7 @@ const SECURITY_HEADERS: [(HeaderName, HeaderValue); 3] = [
 ];
 
 /// How often complete tables are rendered. Each stays in memory until it has been sent, 5 s at most.
-const ALL_ROWS: Rate = Rate { burst: 8, every: Duration::from_millis(500) };
+const ALL_ROWS: Rate = Rate { burst: 16, every: Duration::from_millis(250) };
 
 /// The page, with its latest snapshot.
 struct Page {
@@ -97,11 +97,15 @@ impl Page {
             return answer;
         }
         let query = PageQuery::parse(request.uri().query().unwrap_or_default());
-        if query.show_all && lock(&self.all_rows).take(ALL_ROWS, Instant::now()).is_err() {
+        let path = request.uri().path();
+        if query.show_all
+            && matches!(path, "/" | "/live")
+            && lock(&self.all_rows).take(ALL_ROWS, Instant::now()).is_err()
+        {
             let text = "too many requests for all rows: try again in a second, or with a filter instead of all=1\n";
             return response(StatusCode::TOO_MANY_REQUESTS, TEXT, text.to_owned());
         }
-        let (kind, body) = match request.uri().path() {
+        let (kind, body) = match path {
             "/" => (HTML, render::page(&self.model(), &query)),
             "/live" => (HTML, render::live(&self.model(), &query)),
             "/page.css" => (CSS, include_str!("page/page.css").to_owned()),
