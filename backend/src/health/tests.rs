@@ -350,7 +350,10 @@ fn port_of_a_removed_service_is_not_retried() {
 #[test]
 fn ports_beyond_the_bound_are_failures_and_opened_when_there_is_room() {
     run(|| async {
-        let mut fixture = start_with(NodePortAddresses::all(), |servers| servers.max_open = 1);
+        let mut fixture = start_with(NodePortAddresses::all(), |servers| {
+            assert_eq!(u64::try_from(servers.max_open).unwrap(), runtime::file_limit().unwrap() / 2);
+            servers.max_open = 1;
+        });
         let service = |port| {
             move |service: ServiceBuilder| {
                 let service = service.cluster_ip("10.96.0.1").health_check_node_port(port);

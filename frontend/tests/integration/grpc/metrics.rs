@@ -1,6 +1,6 @@
 //! Metrics over HTTP, parsed as by a scraper.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use fairlead_frontend::{
     Config, Frontend,
@@ -11,7 +11,7 @@ use runtime::Shutdown;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
-    time::timeout,
+    time::{Instant, sleep, timeout},
 };
 
 use super::{RunningFrontend, Server, TIMEOUT, Transport, cluster, hello, slice};
@@ -104,6 +104,28 @@ async fn scrape_reflects_activity() {
     assert!(value("node_lag_seconds{quantile=\"1\"}") < TIMEOUT.as_secs_f64());
     assert!(value("revision") >= value("revision_programmed_on_all_nodes"));
     assert!(value("process_cpu_seconds_total") > 0.0 && value("process_resident_memory_bytes") > 1e6);
+}
+
+#[tokio::test]
+async fn scrapes_within_a_second_are_equal() {
+    const MAX_AGE: Duration = Duration::from_secs(1);
+    let server = Server::start(Transport::Unix, Config::default(), cluster(3)).await;
+    let (_trigger, shutdown) = Shutdown::channel();
+    let address = serve_metrics(&server.frontend, shutdown).await;
+    loop {
+        let begun = Instant::now();
+        let first = get(address, "/metrics").await.body;
+        server.hello(v1::Hello { protocol_version: 99, ..hello("node-1") }).await.expect_rejected().await;
+        let second = get(address, "/metrics").await.body;
+        let is_in_time = begun.elapsed() < MAX_AGE;
+        sleep(MAX_AGE).await;
+        // Otherwise the machine was too slow, and the next scrape is a new one.
+        if is_in_time {
+            assert_eq!(first, second);
+            assert!(samples(address).await["rejections_total{reason=\"protocol\"}"] >= 1.0);
+            return;
+        }
+    }
 }
 
 #[tokio::test]
