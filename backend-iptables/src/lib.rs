@@ -42,8 +42,8 @@ mod size;
 mod table;
 mod unclaimed;
 
-use anyhow::{Context as _, Result};
-use backend::{dataplane::DataplaneOptions, driver::Driver};
+use anyhow::Result;
+use backend::{dataplane::DataplaneOptions, driver::Driver, read_rules};
 use iptables::{Program, Ruleset, SavedRules, Variant, VariantSelection};
 use proto::model::IpFamily;
 
@@ -89,9 +89,7 @@ pub async fn programmed_families(variant: Option<Variant>) -> Result<Vec<IpFamil
 /// # Errors
 /// When the rules cannot be read.
 pub fn count_chains(saved: &SavedRules) -> Result<usize> {
-    let what = || format!("read the rules of {}", saved.program);
-    let rules = Ruleset::parse(&saved.text).with_context(what)?;
-    rules.ensure_readable(&table::TABLES).with_context(what)?;
+    let rules = read_rules(saved, &table::TABLES, names::is_only_ours)?;
     let chains = rules.chains().filter(|(_, chain, _)| names::is_ours(chain));
     Ok(if has_programmed(&rules) { chains.count() } else { 0 })
 }

@@ -2,6 +2,7 @@
 //! they differ. This happens at the start and when facts of the node or the cluster change.
 
 use anyhow::Result;
+use backend::read_rules;
 use iptables::{Program, Ruleset, SavedRules, Script, Table, Tools, VariantSelection, block_on, save_all};
 use proto::model::{IpFamily, PerFamily};
 
@@ -60,7 +61,7 @@ pub(crate) fn count() -> Result<Vec<(&'static str, IpFamily, usize)>> {
 /// # Errors
 /// When the rules cannot be read.
 pub fn count_chains(saved: &SavedRules) -> Result<usize> {
-    let rules = Ruleset::parse(&saved.text)?;
+    let rules = read_rules(saved, &TABLES, is_ours)?;
     Ok(rules.chains().filter(|(_, chain, _)| is_ours(chain)).count())
 }
 
@@ -78,7 +79,7 @@ pub(super) fn remove() -> Result<()> {
 pub(super) fn remove_marks() -> Result<()> {
     block_on(async {
         for saved in save_all().await? {
-            let mut rules = Ruleset::parse(&saved.text)?;
+            let mut rules = read_rules(&saved, &TABLES, is_ours)?;
             rules.forget(Table::Nat);
             restore(saved.program, &rules).await?;
         }
@@ -91,7 +92,7 @@ pub(super) fn remove_marks() -> Result<()> {
 /// # Errors
 /// When they cannot be removed.
 pub async fn remove_chains(saved: &SavedRules) -> Result<()> {
-    restore(saved.program, &Ruleset::parse(&saved.text)?).await
+    restore(saved.program, &read_rules(saved, &TABLES, is_ours)?).await
 }
 
 async fn restore(program: Program, rules: &Ruleset) -> Result<()> {

@@ -19,7 +19,7 @@ mod variant;
 pub use program::{Program, SavedRules, save_all, save_variants};
 pub use restore::RestoreError;
 pub use rule::{Condition, MaskedMark, Match, Rule, Side, Target};
-pub use ruleset::{Chain, Policy, Ruleset, target};
+pub use ruleset::{Chain, HiddenTable, Policy, Ruleset, target};
 pub use script::{Script, ScriptLine};
 pub use table::{ChainSpec, Hook, Table};
 pub use tools::Tools;

@@ -9,7 +9,7 @@ use std::{
     fmt,
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::{
     ChainSpec, Hook, Rule, Script, ScriptLine, Table,
@@ -43,6 +43,11 @@ pub enum Policy {
     /// Packets are dropped.
     Drop,
 }
+
+/// `iptables-nft` cannot show a table, because `nft` has added a rule to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("iptables cannot read table {0}: it contains a rule made by nft; delete that rule with nft")]
+pub struct HiddenTable(Table);
 
 /// The target of a rule: a chain, or an extension as `ACCEPT`.
 #[must_use]
@@ -127,15 +132,13 @@ impl Ruleset {
         Some(())
     }
 
-    /// Fails when `iptables-nft` cannot show one of these tables, because `nft` has added a rule to it.
+    /// Fails when `iptables-nft` cannot show one of these tables.
     ///
     /// # Errors
     /// Names the table.
-    pub fn ensure_readable(&self, tables: &[Table]) -> Result<()> {
-        if let Some(table) = tables.iter().find(|table| self.incompatible.contains(table)) {
-            bail!("iptables cannot read table {table}: it contains a rule made by nft; delete that rule with nft");
-        }
-        Ok(())
+    pub fn ensure_readable(&self, tables: &[Table]) -> Result<(), HiddenTable> {
+        let hidden = tables.iter().find(|table| self.incompatible.contains(table));
+        hidden.map_or(Ok(()), |table| Err(HiddenTable(*table)))
     }
 
     /// Leaves a table out of this copy.

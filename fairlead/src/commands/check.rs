@@ -47,7 +47,7 @@ pub(crate) struct Finding {
     /// Why it matters; empty for [`Level::Ok`].
     #[serde(skip_serializing_if = "str::is_empty")]
     pub(crate) why: &'static str,
-    /// How to fix it; empty for [`Level::Ok`].
+    /// How to fix it; empty for [`Level::Ok`], and if `what` says it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) fix: String,
 }

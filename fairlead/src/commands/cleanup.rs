@@ -34,6 +34,8 @@ pub(crate) async fn run(args: CleanupArgs, mut shutdown: Shutdown) -> Result<()>
     let OwnerArgs { backend, all, of } = owner;
     let backends = if all { BackendName::value_variants().to_vec() } else { backend.into_iter().collect() };
     let mut report = CleanupReport { dry_run, removed: Vec::new(), notes: Vec::new() };
+    // What cannot be removed keeps nothing else.
+    let mut errors = Vec::new();
     if !backends.is_empty() {
         // Prevents a backend from starting meanwhile.
         let lock = match InstanceLock::try_acquire("`fairlead cleanup`")? {
@@ -47,19 +49,26 @@ pub(crate) async fn run(args: CleanupArgs, mut shutdown: Shutdown) -> Result<()>
             let iptables = IptablesArgs { variant: iptables.clone(), ..IptablesArgs::default() };
             let ipvs = IpvsArgs { exclude: exclude.clone(), ..IpvsArgs::default() };
             let settings = DataplaneSettings::new(DataplaneOptions::default(), iptables, ipvs);
-            let removed = remove(name, settings, &mut report).await;
-            removed.with_context(|| format!("cannot remove the objects of backend {}", name.name()))?;
+            if let Err(error) = remove(name, settings, &mut report).await {
+                errors.push(format!("cannot remove the objects of backend {}: {error:#}", name.name()));
+            }
         }
         if lock.is_some() {
             let programs = backends.iter().any(|name| *name != BackendName::Nftables);
-            report.removed.extend(backend::remove_reset_rules(programs, dry_run).await?);
+            match backend::remove_reset_rules(programs, dry_run).await {
+                Ok(rules) => report.removed.extend(rules),
+                Err(error) => errors.push(format!("cannot remove rules of resets: {error:#}")),
+            }
             remove_state(&state_dir, &mut report)?;
         }
     }
     if let Some(OtherProxy::KubeProxy) = of {
         remove_kube_proxy(force, &mut report).await?;
     }
-    print::value(output, &report, || report.table())?;
+    if errors.is_empty() || !report.removed.is_empty() {
+        print::value(output, &report, || report.table())?;
+    }
+    ensure!(errors.is_empty(), "{}", errors.join("; "));
     if keep_running {
         shutdown.recv().await;
     }
@@ -93,7 +102,7 @@ async fn remove(name: BackendName, settings: DataplaneSettings, report: &mut Cle
 }
 
 /// Removes the rules of the iptables backend, of one variant or both. kube-proxy uses chains of the same names: where
-/// it runs in mode iptables, they are kept.
+/// it runs in mode iptables, they are kept. Fails at the end if it could not read those of a program.
 async fn remove_iptables(variant: Option<Variant>, report: &mut CleanupReport) -> Result<()> {
     let saved = match variant {
         Some(variant) => save_variants(&[variant]).await?,
@@ -102,26 +111,27 @@ async fn remove_iptables(variant: Option<Variant>, report: &mut CleanupReport) -
     if saved.is_empty() {
         report.notes.push("iptables is not installed here: rules that were made with it are not found".to_owned());
     }
-    let (mut ours, mut counts) = (Vec::new(), Vec::new());
+    let (mut ours, mut read) = (Vec::new(), Ok(()));
     for saved in saved {
-        let chains = backend_iptables::count_chains(&saved)?;
-        if chains > 0 {
-            counts.push(chains);
-            ours.push(saved);
+        match backend_iptables::count_chains(&saved) {
+            Ok(0) => {}
+            Ok(chains) => ours.push((saved, chains)),
+            Err(error) => read = Err(error),
         }
     }
     if report.dry_run {
-        for (saved, chains) in ours.iter().zip(counts) {
+        for (saved, chains) in ours {
             report.removed(saved.program.name, "chain".to_owned(), chains);
-            if kube_proxy_may_run(saved)? {
+            if kube_proxy_may_run(&saved)? {
                 let note = "kube-proxy has been here in mode iptables: if it runs, the chains that it uses are kept";
                 report.notes.push(format!("{}: {note}", saved.program));
             }
         }
-        return Ok(());
+        return read;
     }
-    let shared = running_kube_proxies(&ours).await?;
-    for (SavedRules { program, .. }, chains) in ours.into_iter().zip(counts) {
+    let saved: Vec<_> = ours.iter().map(|(saved, _)| saved).collect();
+    let shared = running_kube_proxies(&saved).await?;
+    for (SavedRules { program, .. }, chains) in ours {
         let removed = if shared.contains(&program) {
             let note =
                 "kube-proxy runs in mode iptables: the chains that it uses are kept, and it has written them again";
@@ -135,7 +145,7 @@ async fn remove_iptables(variant: Option<Variant>, report: &mut CleanupReport) -
             report.removed(program.name, "chain".to_owned(), removed);
         }
     }
-    Ok(())
+    read
 }
 
 /// Removes the state file.

@@ -13,6 +13,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result};
+use backend::read_rules;
 use backend_iptables::{has_programmed, is_own_chain};
 use iptables::{Condition, Policy, Program, Rule, Ruleset, SavedRules, Script, Table, Target, save_all, target};
 
@@ -44,12 +45,8 @@ impl Removal {
         save_all().await?.iter().map(Self::of).collect()
     }
 
-    /// Fails when rules of kube-proxy may not be visible.
     fn of(saved: &SavedRules) -> Result<Self> {
-        let what = || format!("read the rules of {}", saved.program);
-        let rules = Ruleset::parse(&saved.text).with_context(what)?;
-        rules.ensure_readable(&canary::TABLES).with_context(what)?;
-        Ok(Self::new(saved.program, &rules))
+        Ok(Self::new(saved.program, &read_rules(saved, &canary::TABLES, names::is_kube_proxys)?))
     }
 
     fn new(program: Program, rules: &Ruleset) -> Self {

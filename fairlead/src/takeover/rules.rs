@@ -19,14 +19,17 @@ use std::{
     net::SocketAddr,
 };
 
-use ::iptables::{Ruleset, Table, save_all};
-use anyhow::{Context as _, Result};
-use backend::dataplane::Vip;
+use ::iptables::{Table, save_all};
+use anyhow::Result;
+use backend::{dataplane::Vip, read_rules};
 use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, Protocol};
 use serde::Serialize;
 
-use super::ipvs::{self, KubeProxyServer, ServerKind};
+use super::{
+    iptables::names::is_kube_proxys,
+    ipvs::{self, KubeProxyServer, ServerKind},
+};
 
 /// What kube-proxy's rules do with connections to each VIP.
 pub(crate) type KubeProxyRules = BTreeMap<VipKey, VipRules>;
@@ -122,9 +125,7 @@ impl Chains {
 pub(crate) async fn kube_proxy_rules() -> Result<KubeProxyRules> {
     let mut modes = Vec::new();
     for saved in save_all().await? {
-        let what = || format!("read the rules of {}", saved.program);
-        let rules = Ruleset::parse(&saved.text).with_context(what)?;
-        rules.ensure_readable(&[Table::Filter, Table::Nat]).with_context(what)?;
+        let rules = read_rules(&saved, &[Table::Filter, Table::Nat], is_kube_proxys)?;
         modes.push(iptables::read(saved.program.family, &rules));
     }
     modes.extend([nft::read()?, read_ipvs()?]);

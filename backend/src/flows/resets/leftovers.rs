@@ -1,12 +1,12 @@
 //! Rules that a process left behind because it was killed. They are not in effect after a minute.
 
 use anyhow::{Context as _, Result};
-use iptables::{Ruleset, save_all};
+use iptables::{Table, save_all};
 use netlink::nft::NftHandle;
 use proto::model::IpFamily;
 
 use super::{chain, table};
-use crate::{InstalledObject, dataplane::table_family};
+use crate::{InstalledObject, dataplane::table_family, read_rules};
 
 /// Deletes the rules that reject packets of connections to endpoints that are gone, or only lists them. `programs`:
 /// also those that were written with iptables.
@@ -33,7 +33,8 @@ pub async fn remove_reset_rules(programs: bool, dry_run: bool) -> Result<Vec<Ins
         return Ok(found);
     }
     for saved in save_all().await? {
-        let script = Ruleset::parse(&saved.text)?.script_without(|chain| chain == chain::NAME);
+        let is_ours = |chain: &str| chain == chain::NAME;
+        let script = read_rules(&saved, &[Table::Filter], is_ours)?.script_without(is_ours);
         if !script.is_empty() {
             let kind = format!("chain {}", chain::NAME);
             found.push(InstalledObject { subsystem: saved.program.to_string(), kind, count: 1 });

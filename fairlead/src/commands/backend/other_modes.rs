@@ -119,19 +119,18 @@ impl OtherModes {
 
     /// Reports and removes what other modes have left; ends when nothing is left.
     pub(super) async fn take_over(&self, mut progress: watch::Receiver<Progress>, gauge: &StaleObjects) {
-        match self.find().await {
-            Ok(stale) => {
-                gauge.set(&stale);
-                for stale in &stale {
-                    warn!(
-                        mode = stale.mode,
-                        objects = stale.objects,
-                        "found objects of another mode of Fairlead, which are removed when this mode has programmed \
-                         all service ports"
-                    );
-                }
-            }
-            Err(error) => warn!(error = format!("{error:#}"), "cannot look for objects of other modes of Fairlead"),
+        let mut found = Vec::new();
+        if let Err(error) = self.find(&mut found).await {
+            warn!(error = format!("{error:#}"), "cannot look for all objects of other modes of Fairlead");
+        }
+        gauge.set(&found);
+        for stale in found {
+            warn!(
+                mode = stale.mode,
+                objects = stale.objects,
+                "found objects of another mode of Fairlead, which are removed when this mode has programmed all \
+                 service ports"
+            );
         }
         if progress.wait_for(|progress| progress.programmed.is_some()).await.is_err() {
             return;
@@ -141,10 +140,9 @@ impl OtherModes {
         let mut failures = Repeated::default();
         let mut waits_for = 0;
         loop {
-            match self.remove().await {
+            match self.remove(gauge).await {
                 Ok(Remainder { stale, connections }) => {
                     failures.recovered();
-                    gauge.set(&stale);
                     if stale.is_empty() {
                         return;
                     }
@@ -166,9 +164,8 @@ impl OtherModes {
         }
     }
 
-    /// Reads the kernel, and changes nothing.
-    async fn find(&self) -> Result<Vec<StaleMode>> {
-        let mut found = Vec::new();
+    /// Reads the kernel, and changes nothing. After an error there may be more.
+    async fn find(&self, found: &mut Vec<StaleMode>) -> Result<()> {
         if self.mode != BackendName::Nftables {
             let families = backend_nft::programmed_families().await.context("list the tables of nf_tables")?;
             found.extend((!families.is_empty()).then(|| StaleMode::nftables(families)));
@@ -191,18 +188,21 @@ impl OtherModes {
         // The iptables backend compares the rules of its own variant itself.
         let is_other = |variant: &Variant| self.mode != BackendName::Iptables || Some(*variant) != used;
         let others: Vec<_> = Variant::ALL.into_iter().filter(is_other).collect();
+        let mut result = Ok(());
         for saved in save_variants(&others).await? {
-            let ipvs_chains = backend_ipvs::count_chains(&saved)?;
-            let is_own = self.mode == BackendName::Ipvs && Some(saved.program.variant) == used;
-            if ipvs_chains > 0 && !has_ipvs && !is_own {
-                found.push(StaleMode::chains(ipvs_chains, saved.program, Removal::IpvsChains(saved.clone())));
-            }
-            let chains = backend_iptables::count_chains(&saved)?;
-            if chains > 0 {
-                found.push(StaleMode::chains(chains, saved.program, Removal::Iptables(saved.program)));
+            let program = saved.program;
+            let of_iptables = backend_iptables::count_chains(&saved).map(|count| (count, Removal::Iptables(program)));
+            let is_own = self.mode == BackendName::Ipvs && Some(program.variant) == used;
+            let of_ipvs = if has_ipvs || is_own { Ok(0) } else { backend_ipvs::count_chains(&saved) };
+            for counted in [of_ipvs.map(|count| (count, Removal::IpvsChains(saved))), of_iptables] {
+                match counted {
+                    Ok((0, _)) => {}
+                    Ok((count, removal)) => found.push(StaleMode::chains(count, program, removal)),
+                    Err(error) => result = Err(error),
+                }
             }
         }
-        Ok(found)
+        result
     }
 
     /// The variant of iptables that this backend uses. The backend detects it, at its first sync; reading all rules
@@ -215,9 +215,12 @@ impl OtherModes {
     }
 
     /// Removes the rules of other modes for the IP families that this backend serves. Returns what is left.
-    async fn remove(&self) -> Result<Remainder> {
-        let found = self.find().await?;
+    async fn remove(&self, gauge: &StaleObjects) -> Result<Remainder> {
+        let mut found = Vec::new();
+        let result = self.find(&mut found).await;
         if found.is_empty() {
+            result?;
+            gauge.set(&[]);
             return Ok(Remainder::default());
         }
         let served = match self.mode {
@@ -235,7 +238,8 @@ impl OtherModes {
                 remainder.stale.push(stale);
             }
         }
-        Ok(remainder)
+        gauge.set(&remainder.stale);
+        result.map(|()| remainder)
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
-use iptables::{Policy as ChainPolicy, Ruleset, SavedRules, Table, save_all};
+use iptables::{HiddenTable, Policy as ChainPolicy, Ruleset, SavedRules, Table, save_all};
 use netlink::nft::{NftHandle, Policy, TableFamily};
 use proto::model::IpFamily;
 
@@ -27,7 +27,9 @@ pub(super) async fn check(backend: BackendName, is_installed: bool) -> Vec<Findi
     let unreadable = |what: &str, error: anyhow::Error| {
         let found = Finding::ok("rules", format!("cannot read {what}: {error:#}"));
         let why = "rules that conflict with Fairlead would not be found";
-        vec![found.fail(why, "run this command as root (CAP_NET_ADMIN)")]
+        // The error about a hidden table contains the remedy.
+        let is_explained = error.is::<HiddenTable>();
+        vec![found.fail(why, if is_explained { "" } else { "run this command as root (CAP_NET_ADMIN)" })]
     };
     results.into_iter().flat_map(|(what, found)| found.unwrap_or_else(|error| unreadable(what, error))).collect()
 }

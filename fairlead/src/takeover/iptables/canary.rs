@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use iptables::{Program, Ruleset, SavedRules, Script, Table};
+use backend::read_rules;
+use iptables::{Program, SavedRules, Script, Table};
 use tokio::time::{Instant, sleep};
 use tracing::info;
 
@@ -22,7 +23,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// # Errors
 /// When the rules cannot be read.
 pub(crate) fn kube_proxy_may_run(saved: &SavedRules) -> Result<bool> {
-    Ok(!canaries(&saved.text)?.is_empty())
+    Ok(!canaries(saved)?.is_empty())
 }
 
 /// The programs with whose rules kube-proxy serves in mode iptables. Where it may, its canary is deleted. If it runs,
@@ -30,10 +31,10 @@ pub(crate) fn kube_proxy_may_run(saved: &SavedRules) -> Result<bool> {
 ///
 /// # Errors
 /// When rules cannot be read or written.
-pub(crate) async fn running_kube_proxies(saved: &[SavedRules]) -> Result<Vec<Program>> {
+pub(crate) async fn running_kube_proxies(saved: &[&SavedRules]) -> Result<Vec<Program>> {
     let mut waiting = Vec::new();
-    for SavedRules { program, text } in saved {
-        let tables = canaries(text)?;
+    for saved in saved {
+        let (program, tables) = (saved.program, canaries(saved)?);
         if tables.is_empty() {
             continue;
         }
@@ -41,7 +42,7 @@ pub(crate) async fn running_kube_proxies(saved: &[SavedRules]) -> Result<Vec<Pro
         tables.into_iter().for_each(|table| script.remove(table, [], [CANARY]));
         program.restore(&script).await.with_context(|| format!("delete the chain {CANARY} with {program}"))?;
         info!(%program, timeout_ms = TIMEOUT.as_millis(), "waiting whether kube-proxy creates its canary again");
-        waiting.push(*program);
+        waiting.push(program);
     }
     let deadline = Instant::now() + TIMEOUT;
     let mut running = Vec::new();
@@ -49,8 +50,8 @@ pub(crate) async fn running_kube_proxies(saved: &[SavedRules]) -> Result<Vec<Pro
         sleep(POLL_INTERVAL).await;
         let mut absent = Vec::new();
         for program in waiting {
-            let saved = program.save().await.with_context(|| format!("read the rules of {program}"))?;
-            let is_back = canaries(&saved.unwrap_or_default())?.len() == TABLES.len();
+            let text = program.save().await.with_context(|| format!("read the rules of {program}"))?;
+            let is_back = canaries(&SavedRules { program, text: text.unwrap_or_default() })?.len() == TABLES.len();
             if is_back { &mut running } else { &mut absent }.push(program);
         }
         waiting = absent;
@@ -59,21 +60,24 @@ pub(crate) async fn running_kube_proxies(saved: &[SavedRules]) -> Result<Vec<Pro
 }
 
 /// The tables with a canary.
-fn canaries(saved: &str) -> Result<Vec<Table>> {
-    let rules = Ruleset::parse(saved)?;
-    rules.ensure_readable(&TABLES)?;
+fn canaries(saved: &SavedRules) -> Result<Vec<Table>> {
+    let rules = read_rules(saved, &TABLES, |chain| chain == CANARY)?;
     Ok(TABLES.into_iter().filter(|table| rules.chain(*table, CANARY).is_some()).collect())
 }
 
 #[cfg(test)]
 mod tests {
+    use iptables::Variant;
+    use proto::model::IpFamily;
+
     use super::*;
 
     #[test]
     fn canary_is_found_in_the_tables_that_kube_proxy_compares() {
-        let saved = "*raw\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n*nat\n\
+        let text = "*raw\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n*nat\n\
                      :KUBE-PROXY-CANARY - [0:0]\n:KUBE-SERVICES - [0:0]\nCOMMIT\n*filter\n:KUBE-KUBELET-CANARY - \
                      [0:0]\nCOMMIT\n";
-        assert_eq!(canaries(saved).unwrap(), [Table::Mangle, Table::Nat]);
+        let saved = SavedRules { program: Program::new(IpFamily::V4, Variant::Nft), text: text.to_owned() };
+        assert_eq!(canaries(&saved).unwrap(), [Table::Mangle, Table::Nat]);
     }
 }

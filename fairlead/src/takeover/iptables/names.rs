@@ -25,7 +25,7 @@ const PER_SERVICE: [&str; 6] = ["KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-", "KUBE-SVC-
 /// The length of a hash, in base32 characters.
 const HASH_LEN: usize = 16;
 
-pub(super) fn is_kube_proxys(chain: &str) -> bool {
+pub(crate) fn is_kube_proxys(chain: &str) -> bool {
     is_hooked(chain) || INNER.contains(&chain) || kind(chain).is_some()
 }
 
