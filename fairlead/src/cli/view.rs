@@ -79,6 +79,7 @@ Exit codes:
   0  no node would lose all endpoints of a Service, and no VIP or node port would be claimed in vain
   1  a node would, or a claim would be in vain
   2  the command could not run
+Addresses that limits of the operator refuse are problems, but not counted as claims in vain.
 
 The API server is not asked: what it would allocate or keep is added (cluster IPs, node ports, load-balancer IPs,
 the creation time), and the EndpointSlices that exist are used. Over TLS this requires an admin identity

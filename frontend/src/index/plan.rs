@@ -135,9 +135,6 @@ impl Index {
         plan.problems = problems.map(|(kind, name, problem)| problem.into_wire(kind, name)).collect();
         let (before, after) = (trial.index.problems.refused_claims(), problems_after.refused_claims());
         plan.conflict_count = after.difference(&before).count() as u64;
-        // Without those of the trial: the index has what the policy left of a Service, without its problems.
-        let (before, after) = (trial.problems.limited_vips(), problems_after.limited_vips());
-        plan.conflict_count += after.difference(&before).count() as u64;
         Ok(plan)
     }
 

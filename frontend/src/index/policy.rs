@@ -159,11 +159,6 @@ impl ServicePolicy {
     }
 }
 
-/// Whether a problem that a policy has found is about VIPs, which are then not served.
-pub(super) fn is_about_vips(problem: &ObjectProblem) -> bool {
-    [EXTERNAL, LOAD_BALANCER, RANGES].contains(&problem.field.as_str())
-}
-
 fn problem(field: &str, message: String) -> ObjectProblem {
     ObjectProblem { field: field.to_owned(), message }
 }

@@ -12,10 +12,7 @@ use tracing::{info, warn};
 
 use crate::object::{ObjectKind, ObjectName, ObjectProblem};
 
-use super::{
-    policy::is_about_vips,
-    vip_conflicts::{RefusedClaims, VipClaim},
-};
+use super::vip_conflicts::{RefusedClaims, VipClaim};
 
 /// How many problems of one object are listed. The others are counted.
 const MAX_LISTED: usize = 32;
@@ -161,15 +158,6 @@ impl ProblemLog {
     pub(super) fn refused_claims(&self) -> BTreeSet<(&ServicePortKey, VipClaim)> {
         let of_ports = self.objects.values().flat_map(|object| &object.claims);
         of_ports.flat_map(|(key, refused)| refused.claims.iter().map(move |claim| (key, *claim))).collect()
-    }
-
-    /// Why the operator's limits refuse VIPs, by Service.
-    pub(super) fn limited_vips(&self) -> BTreeSet<(&ObjectName, &ObjectProblem)> {
-        let of_objects = self.objects.iter().flat_map(|((_, name), object)| {
-            let problems = object.by_source.get(&ProblemSource::Policy).into_iter().flatten();
-            problems.map(move |problem| (name, problem))
-        });
-        of_objects.filter(|(_, problem)| is_about_vips(problem)).collect()
     }
 
     /// Replaces the problems of an object that one source finds.

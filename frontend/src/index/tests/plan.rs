@@ -146,17 +146,3 @@ fn each_new_claim_in_vain_counts() {
     let renamed = plan(&mut index, &ServiceObject { ports: vec![port], ..owner });
     assert_eq!(renamed.conflict_count, 0, "the same claims are in vain, for another reason");
 }
-
-#[test]
-fn each_new_field_with_vips_that_limits_refuse_counts() {
-    let policy = ServicePolicy { external_ips: AllowedIps::None, ..ServicePolicy::default() };
-    let mut index = Index::new(UNIX_EPOCH, ClusterInfo::default(), policy);
-    let claims = ServiceObject { external_ips: vec![ip("192.0.2.1"), ip("192.0.2.2")], ..service("s", "10.96.0.1") };
-    let plan = |index: &mut Index, service: &ServiceObject| index.plan(vec![parsed(service.clone())], None).unwrap();
-    assert_eq!(plan(&mut index, &service("s", "10.96.0.1")).conflict_count, 0);
-    assert_eq!(plan(&mut index, &claims).conflict_count, 1);
-    index.apply(put(claims.clone()));
-    index.take_changes();
-    let again = plan(&mut index, &claims);
-    assert_eq!((again.conflict_count, again.problems.len()), (0, 1), "it is so already");
-}
