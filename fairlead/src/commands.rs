@@ -67,12 +67,19 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
         {
             bail!("set --node to the name of a Node: each node selects endpoints of its own");
         }
-        let _connection = match command.frontend_of_cluster().filter(|_| uses_kubectl) {
-            Some(frontend) => Some(interruptible(kubectl::connect(frontend), shutdown.clone()).await?),
-            None => None,
+        let connection = match command.frontend_of_cluster().filter(|_| uses_kubectl) {
+            Some(frontend) => interruptible(kubectl::connect(frontend), shutdown.clone()).await?,
+            None => kubectl::Connection::default(),
         };
+        if !matches!(command, Command::Status(_)) {
+            for (pod, error) in &connection.unreachable {
+                eprintln!("fairlead: cannot reach the frontend in {pod}: {error:#}");
+            }
+        }
         let result = match command {
-            Command::Status(args) => return interruptible(status::run(args), shutdown).await,
+            Command::Status(args) => {
+                return interruptible(status::run(args, connection.unreachable), shutdown).await;
+            }
             Command::Diff(args) => return interruptible(diff::run(args), shutdown).await,
             Command::Drained(args) => return interruptible(drained::run(args), shutdown).await,
             Command::Plan(args) => return interruptible(plan::run(args), shutdown).await,

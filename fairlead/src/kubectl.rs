@@ -40,6 +40,8 @@ pub(crate) struct Connection {
     forwards: Vec<Child>,
     /// Only this process and its user can open them, by [`Connection::file`].
     files: Vec<File>,
+    /// Pods of frontends to which no port is forwarded.
+    pub(crate) unreachable: Vec<(String, Error)>,
 }
 
 /// The names of the chart's objects.
@@ -63,7 +65,8 @@ pub(crate) fn is_plugin(program: Option<&OsStr>) -> bool {
     program.and_then(|program| Path::new(program).file_name()) == Some(OsStr::new("kubectl-fairlead"))
 }
 
-/// Lets a command reach all ready frontends, and names those to which no port is forwarded. Credentials that are given are kept.
+/// Lets a command reach the ready frontends; fails if there is none to which a port is forwarded. Credentials that are
+/// given are kept.
 pub(crate) async fn connect(args: &mut FrontendAddressArgs) -> Result<Connection> {
     let installation = Installation::from_environment();
     let mut connection = Connection::default();
@@ -81,31 +84,22 @@ pub(crate) async fn connect(args: &mut FrontendAddressArgs) -> Result<Connection
     if args.token_file.is_none() && args.tls_cert.is_none() {
         args.token_file = Some(connection.file(&installation.token().output().await?)?);
     }
-    let forwards = pods.iter().map(|pod| forward(installation.forward(pod)));
+    let forwards = future::join_all(pods.iter().map(|pod| forward(installation.forward(pod)))).await;
     args.addresses.clear();
-    let (forwarded, errors) = any_succeeded(future::join_all(forwards).await)?;
-    errors.iter().for_each(|error| eprintln!("fairlead: a frontend cannot be reached: {error:#}"));
-    for (address, process) in forwarded {
-        args.addresses.push(format!("https://{address}"));
-        connection.forwards.push(process);
+    for (pod, forwarded) in pods.into_iter().zip(forwards) {
+        match forwarded {
+            Ok((address, process)) => {
+                args.addresses.push(format!("https://{address}"));
+                connection.forwards.push(process);
+            }
+            Err(error) => connection.unreachable.push((format!("pod {pod}"), error)),
+        }
+    }
+    if connection.forwards.is_empty() {
+        return Err(connection.unreachable.swap_remove(0).1);
     }
     args.frontend_name.get_or_insert_with(|| installation.server_name());
     Ok(connection)
-}
-
-/// The results, and the errors of the others; the first error if there are no results.
-fn any_succeeded<T>(results: Vec<Result<T>>) -> Result<(Vec<T>, Vec<Error>)> {
-    let (mut succeeded, mut errors) = (Vec::new(), Vec::new());
-    for result in results {
-        match result {
-            Ok(value) => succeeded.push(value),
-            Err(error) => errors.push(error),
-        }
-    }
-    if succeeded.is_empty() && !errors.is_empty() {
-        return Err(errors.swap_remove(0));
-    }
-    Ok((succeeded, errors))
 }
 
 /// The pods of ready endpoints in a list of EndpointSlices. A pod is in a slice of each of its IP families.
@@ -225,7 +219,6 @@ impl Call {
 
 #[cfg(test)]
 mod tests {
-    use anyhow::anyhow;
     use serde_json::json;
 
     use super::*;
@@ -259,14 +252,6 @@ mod tests {
         assert_eq!(pods.into_iter().collect::<Vec<_>>(), ["a", "b"]);
         assert!(ready_pods(br#"{"items": []}"#).unwrap().is_empty());
         ready_pods(b"error").unwrap_err();
-    }
-
-    #[test]
-    fn one_frontend_is_enough() {
-        let (forwarded, errors) = any_succeeded(vec![Err(anyhow!("no")), Ok(1), Ok(2)]).unwrap();
-        assert_eq!((forwarded, errors.len()), (vec![1, 2], 1));
-        let error = any_succeeded::<u8>(vec![Err(anyhow!("first")), Err(anyhow!("second"))]).unwrap_err();
-        assert_eq!(error.to_string(), "first");
     }
 
     #[test]

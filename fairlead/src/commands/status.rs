@@ -12,7 +12,7 @@ mod tests;
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 use proto::v1::StatusRequest;
 use tokio::time::{Instant, sleep};
 
@@ -24,9 +24,10 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// The poll interval while nodes are missing: frontends cannot wait for nodes without a stream.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
-/// Queries all frontends, and prints the merged state.
-pub(crate) async fn run(args: StatusArgs) -> Result<ExitCode> {
-    let overview = query(&args).await?;
+/// Queries all frontends, and prints the merged state. `others`: frontends that have no address.
+pub(crate) async fn run(args: StatusArgs, others: Vec<(String, Error)>) -> Result<ExitCode> {
+    let mut overview = query(&args, !others.is_empty()).await?;
+    overview.unreachable.extend(others);
     print::value(args.output, &json::of(&overview, &args), || table::render(&overview, &args))?;
     for (address, error) in &overview.unreachable {
         eprintln!("fairlead: cannot query {address}: {error:#}");
@@ -43,8 +44,8 @@ fn is_incomplete(overview: &Overview, args: &StatusArgs) -> bool {
     !overview.unreachable.is_empty() && (args.node.is_none() || overview.frontends.is_empty() || !overview.is_healthy())
 }
 
-/// Queries all frontends; with `--wait` until all nodes are in sync.
-async fn query(args: &StatusArgs) -> Result<Overview> {
+/// Queries all frontends; with `--wait` until all nodes are in sync. `has_others`: frontends that have no address.
+async fn query(args: &StatusArgs, has_others: bool) -> Result<Overview> {
     let grpc = args.frontend.grpc(None)?;
     let node = args.node.clone().unwrap_or_default();
     let ask = async |wait: Duration| -> Result<Vec<_>> {
@@ -59,7 +60,7 @@ async fn query(args: &StatusArgs) -> Result<Overview> {
     loop {
         // Every node must have the current revision, also with `--max-lag`.
         overview = Overview::of(ask(deadline.saturating_duration_since(Instant::now())).await?, &limits);
-        let cannot_succeed = !overview.unreachable.is_empty() && args.node.is_none();
+        let cannot_succeed = (has_others || !overview.unreachable.is_empty()) && args.node.is_none();
         let is_done = overview.is_healthy() && !is_incomplete(&overview, args);
         if is_done || cannot_succeed || Instant::now() + POLL_INTERVAL > deadline {
             return Ok(overview);
