@@ -58,7 +58,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     let result = runtime.block_on(async {
         // For a command, 1 says that it ran.
         let signals = if is_server { Shutdown::on_signals() } else { Shutdown::on_signals_with(COULD_NOT_RUN) };
-        let shutdown = signals.context("cannot install signal handlers")?;
+        let mut shutdown = signals.context("cannot install signal handlers")?;
         let uses_kubectl =
             kubectl::is_plugin(std::env::args_os().next().as_deref()) && effective.is_default("frontend");
         if uses_kubectl
@@ -96,7 +96,14 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             Command::Services(args) => interruptible(services::run(args), shutdown).await,
             Command::Log(args) => interruptible(changes::run(args), shutdown).await,
             Command::Endpoints(args) => interruptible(endpoints::run(args), shutdown).await,
-            Command::Cleanup(args) => uninterrupted(cleanup::run(args, shutdown.clone()), shutdown).await,
+            Command::Cleanup(args) => {
+                let keep_running = args.keep_running;
+                let result = uninterrupted(cleanup::run(args), shutdown.clone()).await;
+                if keep_running && result.is_ok() {
+                    shutdown.recv().await;
+                }
+                result
+            }
             Command::Completion { shell } => completion(shell),
         };
         result.map(|()| ExitCode::Success)
@@ -142,12 +149,15 @@ mod tests {
     #[tokio::test]
     async fn a_signal_ends_some_commands_and_others_complete() {
         let (trigger, shutdown) = Shutdown::channel();
-        let command = async || {
-            trigger.fire();
+        trigger.fire();
+        let mut has_completed = false;
+        let command = async {
             tokio::task::yield_now().await;
-            anyhow::Ok(())
+            has_completed = true;
+            Ok(())
         };
-        assert!(uninterrupted(command(), shutdown.clone()).await.is_ok());
+        uninterrupted(command, shutdown.clone()).await.unwrap();
+        assert!(has_completed);
         let hangs = std::future::pending::<Result<()>>();
         assert_eq!(interruptible(hangs, shutdown).await.unwrap_err().to_string(), "interrupted");
     }

@@ -7,7 +7,6 @@ use backend::{Backend as _, InstalledObject, StateFile, dataplane::DataplaneOpti
 use backend_iptables::LoopbackRouting;
 use clap::ValueEnum as _;
 use iptables::{SavedRules, Variant, save_all, save_variants};
-use runtime::Shutdown;
 use serde::Serialize;
 
 use super::dataplanes::{DataplaneSettings, programmed, with_backend};
@@ -29,8 +28,8 @@ struct CleanupReport {
 }
 
 /// Removes all objects of backends or of kube-proxy.
-pub(crate) async fn run(args: CleanupArgs, mut shutdown: Shutdown) -> Result<()> {
-    let CleanupArgs { owner, dry_run, force, state_dir, keep_running, output, iptables, exclude } = args;
+pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
+    let CleanupArgs { owner, dry_run, force, state_dir, output, iptables, exclude, keep_running: _ } = args;
     let OwnerArgs { backend, all, of } = owner;
     let backends = if all { BackendName::value_variants().to_vec() } else { backend.into_iter().collect() };
     let mut report = CleanupReport { dry_run, removed: Vec::new(), notes: Vec::new() };
@@ -69,9 +68,6 @@ pub(crate) async fn run(args: CleanupArgs, mut shutdown: Shutdown) -> Result<()>
         print::value(output, &report, || report.table())?;
     }
     ensure!(errors.is_empty(), "{}", errors.join("; "));
-    if keep_running {
-        shutdown.recv().await;
-    }
     Ok(())
 }
 
