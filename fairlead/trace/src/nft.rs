@@ -59,7 +59,9 @@ fn read_table(handle: &mut NftHandle, table: nft::Table, saved: Option<&Ruleset>
     let what = || format!("list table {} {}", table.family, table.name);
     let mut chains = handle.chains(&table).with_context(what)?;
     if let (Some(saved), Some(name)) = (saved, ::iptables::Table::from_name(&table.name)) {
-        chains.iter_mut().filter(|chain| saved.chain(name, &chain.name).is_some()).for_each(|chain| chain.base = None);
+        // One that it prints without a policy is no base chain for it.
+        let is_saved = |chain: &str| saved.chain(name, chain).is_some_and(|chain| chain.policy.is_some());
+        chains.iter_mut().filter(|chain| is_saved(&chain.name)).for_each(|chain| chain.base = None);
     }
     if chains.iter().all(|chain| chain.base.is_none()) {
         return Ok(None);

@@ -39,14 +39,14 @@ const HEADER_LEN: usize = 40;
 const TCP_SYN: (usize, u8) = (13, 0x02);
 
 impl Packet {
-    /// Whether these bytes of a header follow from this struct. Others depend on the sender or on the link: lengths,
-    /// TTL, sequence numbers, windows, checksums, options, MAC addresses.
+    /// Whether these bytes of a header follow from this struct. Others depend on the sender or on the link: DSCP, flow
+    /// labels, lengths, TTL, sequence numbers, windows, checksums, options, MAC addresses. It is not a fragment.
     pub(crate) fn knows(&self, base: PayloadBase, offset: u32, len: u32) -> bool {
         const END: u32 = u32::MAX;
         let unknown: &[(u32, u32)] = match (base, self.family(), self.protocol) {
             (PayloadBase::Link, ..) => return false,
-            (PayloadBase::Network, IpFamily::V4, _) => &[(2, 6), (8, 9), (10, 12)],
-            (PayloadBase::Network, IpFamily::V6, _) => &[(4, 6), (7, 8)],
+            (PayloadBase::Network, IpFamily::V4, _) => &[(1, 6), (8, 9), (10, 12)],
+            (PayloadBase::Network, IpFamily::V6, _) => &[(1, 6), (7, 8)],
             (PayloadBase::Transport, _, Protocol::Tcp) => &[(4, 8), (12, 13), (14, 18), (20, END)],
             (PayloadBase::Transport, _, Protocol::Udp) => &[(4, END)],
             (PayloadBase::Transport, _, Protocol::Sctp) => &[(8, END)],
@@ -119,8 +119,9 @@ mod tests {
         // The protocol, both addresses, the ports, the flags.
         assert!(knows(PayloadBase::Network, 9, 1) && knows(PayloadBase::Network, 12, 8));
         assert!(knows(PayloadBase::Transport, 0, 4) && knows(PayloadBase::Transport, 13, 1));
-        // The length, the TTL, the window, options, the link.
-        assert!(!knows(PayloadBase::Network, 2, 2) && !knows(PayloadBase::Network, 8, 2));
+        // DSCP, the length, the TTL, the window, options, the link.
+        assert!(!knows(PayloadBase::Network, 1, 1) && !knows(PayloadBase::Network, 2, 2));
+        assert!(!knows(PayloadBase::Network, 8, 2));
         assert!(!knows(PayloadBase::Transport, 14, 2) && !knows(PayloadBase::Transport, 20, 4));
         assert!(!knows(PayloadBase::Link, 6, 6));
         let udp = Packet { protocol: Protocol::Udp, ..packet.clone() };

@@ -126,6 +126,10 @@ fn reject_type(with: &str) -> &str {
 /// Whether all conditions hold. An unknown condition does not.
 fn matches(traversal: &mut Traversal<'_>, chain: &str, rule: &Rule) -> Result<bool> {
     for Match { negated, condition } in &rule.matches {
+        // The kernel inverts nothing where there is no connection.
+        if matches!(condition, Condition::ConnMark(_)) && traversal.is_untracked() {
+            return Ok(false);
+        }
         let Some(holds) = holds(traversal, condition)? else {
             let rule = &rule.text;
             traversal.unknown(format!("unknown condition, the rule is treated as not matching: {chain}: {rule}"));
@@ -157,7 +161,7 @@ fn holds(traversal: &mut Traversal<'_>, condition: &Condition) -> Result<Option<
             ranges.iter().any(|range| range.contains(&traversal.packet.end(*side).port()))
         }
         Condition::Mark(wanted) => wanted.matches(traversal.mark),
-        Condition::ConnMark(wanted) => !traversal.is_untracked() && wanted.matches(traversal.ct_mark),
+        Condition::ConnMark(wanted) => wanted.matches(traversal.ct_mark),
         Condition::State(words) => words.iter().any(|word| match word.as_str() {
             "NEW" => !traversal.is_untracked(),
             "UNTRACKED" => traversal.is_untracked(),

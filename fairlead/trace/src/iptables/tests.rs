@@ -149,7 +149,8 @@ fn an_unknown_condition_is_reported() {
 fn packets_that_are_not_tracked_are_not_translated() {
     let saved = "*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -p udp -m udp --dport 53 -j TARGET\nCOMMIT\n\
         *nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -p udp -j DNAT --to-destination 10.244.1.1:53\nCOMMIT\n\
-        *filter\n:INPUT DROP [0:0]\n-A INPUT -m conntrack --ctstate UNTRACKED -j ACCEPT\nCOMMIT\n";
+        *filter\n:INPUT DROP [0:0]\n-A INPUT -m connmark ! --mark 0x1 -j DROP\n\
+        -A INPUT -m conntrack --ctstate UNTRACKED -j ACCEPT\nCOMMIT\n";
     for (target, endpoint) in
         [("CT --notrack", None), ("NOTRACK", None), ("CT --zone 1", Some("10.244.1.1:53".parse().unwrap()))]
     {

@@ -195,10 +195,17 @@ impl RuleRun<'_, '_, '_> {
             }
             Expr::Nat { kind, addr, addr_max, port, port_max, .. } => {
                 let address_len = if self.traversal.packet.family() == IpFamily::V4 { 4 } else { 16 };
-                // The source port is not part of the result.
-                let is_port_range = *kind == NatType::Dnat && self.is_range(*port, *port_max, 2);
-                if is_port_range || self.is_range(*addr, *addr_max, address_len) {
-                    return Ok(self.unknown("nat to a range"));
+                let is_address_range = self.is_range(*addr, *addr_max, address_len);
+                match kind {
+                    NatType::Dnat if is_address_range || self.is_range(*port, *port_max, 2) => {
+                        return Ok(self.unknown("nat to a range"));
+                    }
+                    // The source port is not part of the result.
+                    NatType::Snat if is_address_range => {
+                        let rule = format!("{}: {}", self.chain, self.rule);
+                        self.traversal.unknown(format!("source address in a range, the first is assumed: {rule}"));
+                    }
+                    NatType::Dnat | NatType::Snat => {}
                 }
                 return Ok(self.translate(*kind, *addr, *port));
             }

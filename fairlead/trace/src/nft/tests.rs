@@ -228,7 +228,8 @@ fn base_chains_that_iptables_does_not_show_are_read() {
         let shown = "*filter\n:FORWARD ACCEPT [0:0]\nCOMMIT\n";
         assert_eq!(read_with(Variant::Nft, shown), ["mine"]);
         assert_eq!(read_with(Variant::Legacy, shown), ["FORWARD", "mine"]);
-        assert_eq!(read_with(Variant::Nft, &shown.replace("COMMIT", ":mine - [0:0]\nCOMMIT")), [""; 0]);
+        assert_eq!(read_with(Variant::Nft, &shown.replace("COMMIT", ":mine - [0:0]\nCOMMIT")), ["mine"]);
+        assert_eq!(read_with(Variant::Nft, &shown.replace("COMMIT", ":mine DROP [0:0]\nCOMMIT")), [""; 0]);
     });
 }
 
@@ -263,11 +264,16 @@ fn translation_to_a_range_is_unknown() {
             ip daddr 10.96.0.2 meta l4proto tcp dnat to 10.244.1.1:8080-8089
             ip daddr 10.96.0.3 meta l4proto tcp dnat to 10.244.1.1:8080
         }
+        chain source {
+            type nat hook postrouting priority 100; policy accept;
+            ip daddr 10.96.0.4 snat to 192.0.2.1-192.0.2.9
+        }
     }";
     let cases = &[
         ("10.244.1.9", "cali7", "10.96.0.1:80", Protocol::Tcp),
         ("10.244.1.9", "cali7", "10.96.0.2:80", Protocol::Tcp),
         ("10.244.1.9", "cali7", "10.96.0.3:80", Protocol::Tcp),
+        ("10.244.1.9", "cali7", "10.96.0.4:80", Protocol::Tcp),
     ];
     let paths: Vec<_> = evaluate_in(RANGES, cases).into_iter().map(|mut paths| paths.remove(0)).collect();
     for path in &paths[..2] {
@@ -275,6 +281,9 @@ fn translation_to_a_range_is_unknown() {
         assert!(path.unknown[0].contains("nat to a range"), "{:?}", path.unknown);
     }
     assert_eq!((paths[2].endpoint, paths[2].unknown.len()), (Some("10.244.1.1:8080".parse().unwrap()), 0));
+    let source = paths[3].masquerade.as_ref().and_then(|to| to.source);
+    assert_eq!(source, Some("192.0.2.1".parse().unwrap()));
+    assert!(paths[3].unknown[0].contains("source address in a range"), "{:?}", paths[3].unknown);
 }
 
 #[test]
