@@ -168,6 +168,7 @@ impl Index {
             spec.insert("clusterIPs".to_owned(), json!(ips));
         }
         let Some(existing) = existing.filter(|_| ["NodePort", "LoadBalancer"].contains(&&*kind)) else { return };
+        let allocates = spec.get("allocateLoadBalancerNodePorts") != Some(&json!(false));
         let ports = spec.get_mut("ports").and_then(Value::as_array_mut).into_iter().flatten();
         let mut ports: Vec<_> = ports.filter_map(Value::as_object_mut).collect();
         for port in &mut ports {
@@ -179,11 +180,12 @@ impl Index {
                 port.entry("nodePort").or_insert_with(|| json!(number));
             }
         }
-        // A port that has another number now keeps its node port by its name, unless another one has it.
+        // A port that has another number now keeps its node port by its name, unless another one has it, or the Service
+        // gets none.
         let used: Vec<_> = ports.iter().filter_map(|port| port.get("nodePort").cloned()).collect();
         for port in ports {
             let name = port.get("name").and_then(Value::as_str).unwrap_or_default();
-            let named = existing.ports.iter().find(|old| *old.name == *name);
+            let named = existing.ports.iter().find(|old| allocates && *old.name == *name);
             let kept = named.and_then(|old| old.node_port).map(|number| json!(number));
             if let Some(number) = kept.filter(|number| !used.contains(number)) {
                 port.entry("nodePort").or_insert(number);

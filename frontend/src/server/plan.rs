@@ -119,17 +119,20 @@ mod tests {
     #[test]
     fn node_ports_are_kept_by_port_or_name() {
         let cluster = cluster();
-        let kept = |ports: Value| {
-            let mut document = web(&[("ports", ports)]);
+        let kept_with = |allocates: Value, ports: Value| {
+            let mut document = web(&[("ports", ports), ("allocateLoadBalancerNodePorts", allocates)]);
             cluster.index().complete_service(&mut document, 1);
             let ports = document["spec"]["ports"].as_array().unwrap();
             ports.iter().map(|port| port["nodePort"].as_u64()).collect::<Vec<_>>()
         };
+        let kept = |ports| kept_with(Value::Null, ports);
         let port = |name: &str, port: u16| json!({ "name": name, "port": port });
         assert_eq!(kept(json!([port("web", 80)])), [Some(30080)]);
         assert_eq!(kept(json!([port("http", 81)])), [Some(30080)]);
         assert_eq!(kept(json!([port("http", 81), port("web", 80)])), [None, Some(30080)]);
         assert_eq!(kept(json!([port("web", 81)])), [None]);
+        assert_eq!(kept_with(json!(false), json!([port("http", 81)])), [None]);
+        assert_eq!(kept_with(json!(false), json!([port("http", 80)])), [Some(30080)]);
     }
 
     #[test]
