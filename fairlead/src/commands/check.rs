@@ -16,8 +16,9 @@ mod tests;
 
 use std::fmt;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use serde::Serialize;
+use tokio::task::spawn_blocking;
 
 use crate::{
     cli::{CheckArgs, InspectedNodeArgs},
@@ -68,9 +69,11 @@ pub(crate) async fn run(args: CheckArgs) -> Result<ExitCode> {
 
 /// Runs all checks. A failed check is a finding.
 pub(crate) async fn inspect(inspected: &InspectedNodeArgs, is_installed: bool) -> Result<CheckReport> {
-    let mut findings = vec![kernel::check(inspected.backend)];
+    let backend = inspected.backend;
+    let probed = spawn_blocking(move || kernel::check(backend)).await.context("the probe was cancelled")?;
+    let mut findings = vec![probed];
     findings.extend(sysctl::check());
-    findings.extend(rules::check(inspected.backend, is_installed).await);
+    findings.extend(rules::check(backend, is_installed).await);
     if is_installed {
         findings.extend(frontend::check(inspected).await?);
     }

@@ -1,7 +1,9 @@
 //! `fairlead trace`: evaluates the rules in this node's kernel for a packet, step by step.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use iptables::SavedRules;
 use serde::Serialize;
+use tokio::task::spawn_blocking;
 use trace::{Kernel as _, LiveKernel, NodeRules, Packet, PacketOrigin, Trace};
 
 use crate::{
@@ -20,11 +22,20 @@ struct TraceReport {
 
 /// Traces a packet, and prints the steps.
 pub(crate) async fn run(args: TraceArgs) -> Result<()> {
-    let TraceArgs { source, destination, protocol, from, interface, output } = args;
+    let (source, destination, output) = (args.source, args.destination, args.output);
     ensure!(source.is_ipv4() == destination.is_ipv4(), "{source} and {destination} are of different IP families");
     let saved = iptables::save_all().await?;
+    // A signal ends the command meanwhile.
+    let trace = spawn_blocking(move || trace_packet(args, &saved)).await.context("the trace was cancelled")??;
+    let report = TraceReport { summary: trace.summaries().iter().map(ToString::to_string).collect(), trace };
+    print::value(output, &report, || report.text())
+}
+
+/// Traces a packet through these rules and those that it reads from the kernel.
+fn trace_packet(args: TraceArgs, saved: &[SavedRules]) -> Result<Trace> {
+    let TraceArgs { source, destination, protocol, from, interface, .. } = args;
     let mut kernel = LiveKernel::open()?;
-    let rules = NodeRules::read(&saved, &mut kernel)?;
+    let rules = NodeRules::read(saved, &mut kernel)?;
     let origin = match (from, interface) {
         (_, Some(interface)) => PacketOrigin::Interface(interface),
         (Some(Origin::Node), None) => PacketOrigin::Node,
@@ -32,9 +43,7 @@ pub(crate) async fn run(args: TraceArgs) -> Result<()> {
         _ => PacketOrigin::Interface(kernel.output_interface(source.ip()).unwrap_or_default()),
     };
     let packet = Packet { source, destination, protocol, origin };
-    let trace = trace::trace(&rules, &packet, &mut kernel)?;
-    let report = TraceReport { summary: trace.summaries().iter().map(ToString::to_string).collect(), trace };
-    print::value(output, &report, || report.text())
+    trace::trace(&rules, &packet, &mut kernel)
 }
 
 impl TraceReport {
