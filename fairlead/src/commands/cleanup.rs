@@ -33,7 +33,7 @@ pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
     let OwnerArgs { backend, all, of } = owner;
     let backends = if all { BackendName::value_variants().to_vec() } else { backend.into_iter().collect() };
     let mut report = CleanupReport { dry_run, removed: Vec::new(), notes: Vec::new() };
-    // What cannot be removed keeps nothing else.
+    // The other parts are removed after an error.
     let mut errors = Vec::new();
     if !backends.is_empty() {
         // Prevents a backend from starting meanwhile.
