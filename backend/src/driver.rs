@@ -74,8 +74,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// explained by a change of another process.
 const READ_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How often rejected service ports are tried again because they have changed: with each attempt, the kernel may have to
-/// be read. Beyond it, the next retry tries them.
+/// How often rejected service ports are tried again because they have changed: with each attempt, the kernel may have
+/// to be read. Beyond it, the next retry tries them.
 const ATTEMPTS: Rate = Rate { burst: 2, every: READ_INTERVAL };
 
 /// A reconcile reads the kernel if it was not read for this long, even if no other process can have changed it.

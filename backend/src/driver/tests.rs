@@ -279,7 +279,7 @@ async fn time_to_delete(count: u32) -> Duration {
     shortest
 }
 
-/// Their VIPs are held until then. If each deletion visited all of them, four times as many would take 16 times as long.
+/// Their VIPs are held until then. If each deletion visited all of them, four times as many took 16 times as long.
 #[tokio::test]
 async fn the_time_to_delete_service_ports_is_proportional_to_their_number() {
     let (some, many) = (time_to_delete(2_000).await, time_to_delete(8_000).await);
