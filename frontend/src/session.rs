@@ -26,7 +26,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures::{Stream, StreamExt as _};
 use proto::{
-    InvalidMessage,
+    InvalidMessage, MAX_MESSAGE_BYTES,
     model::{ClientMessage, Hello, KindVersions, Revision, Role, ServerMessage, SourceVersion, VersionMismatch},
 };
 use runtime::{Rate, Shutdown};
@@ -94,6 +94,12 @@ pub enum SessionError {
     /// A message of the client is invalid.
     #[error(transparent)]
     Invalid(#[from] InvalidMessage),
+    /// A message of the client is not encoded as the protocol says.
+    #[error("cannot decode a message: {0}")]
+    Undecodable(String),
+    /// A message of the client is too large.
+    #[error("a message is larger than {} KiB: of the failures send the first 256 KiB", MAX_MESSAGE_BYTES >> 10)]
+    TooLarge,
     /// The client did not end its stream after a Drain.
     #[error("{reason}, and the client did not end its stream within {grace:?} of Drain: reconnect")]
     Drained {

@@ -17,7 +17,7 @@ use proto::{model::ClientMessage, v1};
 use runtime::Shutdown;
 use tokio::{sync::mpsc, task::JoinSet};
 use tokio_stream::StreamExt as _;
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 use tracing::debug;
 
 use super::connection::CallGuard;
@@ -100,10 +100,14 @@ fn decoded(
 ) -> impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin {
     messages.map_while(|message| match message {
         Ok(message) => Some(ClientMessage::try_from(message).map_err(SessionError::from)),
-        Err(status) => {
-            debug!(%status, "connection lost");
-            None
-        }
+        Err(status) => match status.code() {
+            Code::OutOfRange => Some(Err(SessionError::TooLarge)),
+            Code::InvalidArgument => Some(Err(SessionError::Undecodable(status.message().to_owned()))),
+            _ => {
+                debug!(%status, "connection lost");
+                None
+            }
+        },
     })
 }
 
@@ -115,7 +119,9 @@ fn to_status(error: &SessionError) -> Status {
         SessionError::Drained { .. } => Status::unavailable(message),
         SessionError::TooManyRepeats(_) | SessionError::TooManyStreams(_) => Status::resource_exhausted(message),
         SessionError::Version(_) => Status::failed_precondition(message),
+        SessionError::TooLarge => Status::out_of_range(message),
         SessionError::Invalid(_)
+        | SessionError::Undecodable(_)
         | SessionError::HelloExpected
         | SessionError::SecondHello
         | SessionError::TooEarly

@@ -1,6 +1,7 @@
 //! gRPC codecs that pass a `ServerMessage` on in wire form, for the frontend and for clients that keep the bytes.
 
 use bytes::{Buf as _, BufMut as _};
+use prost::Message as _;
 use tonic::{
     IntoStreamingRequest, Response, Status, Streaming,
     client::Grpc,
@@ -53,14 +54,14 @@ impl Codec for ServerCodec {
     type Encode = EncodedMessage;
     type Decode = v1::ClientMessage;
     type Encoder = Self;
-    type Decoder = <ProstCodec<v1::ClientMessage, v1::ClientMessage> as Codec>::Decoder;
+    type Decoder = Self;
 
     fn encoder(&mut self) -> Self {
         Self
     }
 
-    fn decoder(&mut self) -> Self::Decoder {
-        ProstCodec::<v1::ClientMessage, v1::ClientMessage>::raw_decoder(server_buffers())
+    fn decoder(&mut self) -> Self {
+        Self
     }
 }
 
@@ -74,6 +75,21 @@ impl Encoder for ServerCodec {
             buf.put(chunk);
         }
         Ok(())
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        server_buffers()
+    }
+}
+
+impl Decoder for ServerCodec {
+    type Item = v1::ClientMessage;
+    type Error = Status;
+
+    /// A message that cannot be decoded is an invalid argument; tonic has the same code for it as for a lost connection.
+    fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<v1::ClientMessage>, Status> {
+        let message = v1::ClientMessage::decode(buf).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        Ok(Some(message))
     }
 
     fn buffer_settings(&self) -> BufferSettings {

@@ -64,6 +64,7 @@ pub struct Ack {
     /// time from receiving it until the kernel was programmed, in microseconds; 0: unknown
     #[prost(uint64, tag = "3")]
     pub apply_micros: u64,
+    /// All current ones, of which the first 256 KiB.
     #[prost(message, repeated, tag = "4")]
     pub failures: ::prost::alloc::vec::Vec<ServicePortFailure>,
     /// The newest commit or bookmark of the stream up to which everything is in the kernel, except for the failures; 0

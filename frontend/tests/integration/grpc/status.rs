@@ -244,6 +244,30 @@ async fn last_error_is_kept_until_the_next_ack() {
     until(&server, |status| of(status, "node-1").last_error.is_empty()).await;
 }
 
+/// Its node would connect again and again without a reason.
+#[tokio::test]
+async fn message_that_cannot_be_read_ends_the_stream_with_an_error() {
+    let server = server(&["node-1"]).await;
+    let mut stream = server.hello(hello("node-1")).await;
+    let revision = receive(&mut stream).await;
+    let failure = v1::ServicePortFailure { reason: "x".repeat(2 << 20), ..v1::ServicePortFailure::default() };
+    ack(&stream, revision, vec![failure]).await;
+    let rejected = stream.expect_rejected().await;
+    assert_eq!(rejected.code(), Code::OutOfRange, "{rejected}");
+    let status = until(&server, |status| !of(status, "node-1").last_error.is_empty()).await;
+    assert_eq!(of(&status, "node-1").last_error, rejected.message());
+
+    // A string where a ClientMessage has the Hello.
+    let malformed = v1::Problem { object: "x".to_owned(), ..v1::Problem::default() };
+    let mut client = tonic::client::Grpc::new(server.channel.clone());
+    client.ready().await.unwrap();
+    let path = http::uri::PathAndQuery::from_static("/fairlead.v1.Fairlead/Watch");
+    let codec = tonic_prost::ProstCodec::<v1::Problem, v1::ServerMessage>::default();
+    let call = client.streaming(tonic::Request::new(tokio_stream::once(malformed)), path, codec);
+    let rejected = call.await.unwrap().into_inner().message().await.unwrap_err();
+    assert_eq!(rejected.code(), Code::InvalidArgument, "{rejected}");
+}
+
 #[tokio::test]
 async fn newest_stream_represents_the_node() {
     let server = server(&["node-1"]).await;
