@@ -74,7 +74,8 @@ pub(super) struct Session<'a> {
     /// The newest revision that the client has programmed, according to its last Ack.
     programmed: Revision,
     /// Once the client has programmed this one, it has had everything: the first that was sent on this stream, or since
-    /// a mismatch. `None`: none was sent.
+    /// a mismatch. `None`: none was sent, so that a mismatch that is not repaired keeps the node from counting as
+    /// programmed.
     first: Option<Revision>,
 }
 
@@ -326,11 +327,14 @@ impl<'a> Session<'a> {
         });
         self.status.differed();
         self.first = None;
-        self.set_pending(Instant::now());
         if !is_repaired {
-            self.set_programmed();
+            // The client owes no answer.
+            self.status.update(|status| {
+                status.pending_since.get_or_insert_with(Instant::now);
+            });
             return Ok(());
         }
+        self.set_pending(Instant::now());
         match self.digest_trust {
             DigestTrust::Agreed => {
                 self.digest_trust = DigestTrust::Repaired;
@@ -349,6 +353,8 @@ impl<'a> Session<'a> {
                     );
                 }
                 self.digest_trust = DigestTrust::Disabled;
+                // The snapshot counts, as digests do not any more.
+                self.first = Some(revision);
                 self.set_programmed();
                 Ok(())
             }
@@ -446,7 +452,7 @@ impl<'a> Session<'a> {
     /// Records what the node has programmed: if everything that it was sent, what concerns it up to the cursor.
     fn set_programmed(&mut self) {
         let programmed = self.programmed;
-        if programmed == self.acked && self.is_idle() {
+        if programmed == self.acked && self.is_idle() && self.first.is_some() {
             if let Some(committed_at) = self.committed_at.take() {
                 self.context.metrics.acks.observe(committed_at.elapsed().as_secs_f64());
             }

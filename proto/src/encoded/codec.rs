@@ -86,7 +86,8 @@ impl Decoder for ServerCodec {
     type Item = v1::ClientMessage;
     type Error = Status;
 
-    /// A message that cannot be decoded is an invalid argument; tonic has the same code for it as for a lost connection.
+    /// A message that cannot be decoded is an invalid argument. The decoder of tonic has the same code for it as for a
+    /// lost connection.
     fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<v1::ClientMessage>, Status> {
         let message = v1::ClientMessage::decode(buf).map_err(|error| Status::invalid_argument(error.to_string()))?;
         Ok(Some(message))

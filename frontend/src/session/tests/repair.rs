@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use proto::{
     digest::Digest,
-    model::{ClientMessage, Hello, Operation, Role, ServerMessage, SourceVersion, SyncMode},
+    model::{ClientMessage, Hello, Operation, Revision, Role, ServerMessage, SourceVersion, SyncMode},
 };
 
 use crate::{
@@ -135,6 +135,35 @@ async fn repairs_of_a_client_whose_digests_differ_now_and_then_are_bounded() {
     }
     assert_eq!(repairs, 6, "those of a burst");
     client.is_up_to_date().await;
+}
+
+/// Its state is wrong, and nothing has been sent since that makes it right.
+#[tokio::test(start_paused = true)]
+async fn node_whose_mismatch_is_not_repaired_is_not_programmed() {
+    let fixture = Fixture::of(small()).await;
+    let mut client = fixture.joined("node-0").await;
+    let wrong = |client: &Client| ClientMessage::Ack(client.ack_of(Some(Digest(1)), Vec::new()));
+    for _ in 0..6 {
+        client.bookmark().await;
+        client.send(wrong(&client)).await;
+        answer_digest_request(&mut client).await;
+        client.commit().await;
+        assert_eq!(fixture.programmed().await, client.replica.revision);
+    }
+    client.bookmark().await;
+    client.send(wrong(&client)).await;
+    assert_eq!(fixture.programmed().await, Revision(0));
+    client.send(wrong(&client)).await;
+    assert_eq!(fixture.programmed().await, Revision(0), "after a repeated Ack");
+    fixture.update(put(node("node-7", "zone-b"))).await;
+    fixture.committed().await;
+    assert_eq!(fixture.programmed().await, Revision(0), "after a commit that does not concern the node");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let fleet = fixture.frontend.context.streams.fleet();
+    let backend = fleet.backends().next().unwrap();
+    assert!(backend.lag() >= Duration::from_secs(5) && backend.unanswered_since.is_none(), "{backend:?}");
+    client.is_up_to_date().await;
+    assert_eq!(fixture.programmed().await, client.replica.revision);
 }
 
 /// Right digests in between keep a frontend from no longer checking them.
