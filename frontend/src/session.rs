@@ -233,6 +233,7 @@ async fn serve(
         session.advance().await?;
         let idle = session.is_idle();
         let permit_expires_at = session.output.permit.as_ref().map(|permit| permit.expires_at);
+        let repeat_deadline = session.repeat_deadline;
         tokio::select! {
             () = &mut closed => return Err(SessionEnd::Disconnected),
             () = reconnect.notified() => return Err(SessionEnd::Drained("another frontend may know the node better")),
@@ -241,6 +242,7 @@ async fn serve(
             () = runtime::sleep_until(permit_expires_at) => {
                 session.output.permit = None;
             }
+            () = runtime::sleep_until(repeat_deadline) => session.accept_repeat().await?,
             () = &mut timer, if idle => {
                 if session.bookmark_at <= Instant::now() {
                     session.bookmark().await?;

@@ -41,6 +41,10 @@ const DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// such as an endpoint that comes and goes and that the backend ignores.
 const MISMATCHES: Rate = Rate { burst: 6, every: Duration::from_secs(600) };
 
+/// How long an Ack with the wrong digest from before a repair may be one that was sent before the repair arrived. If no
+/// other one follows, it is that of the repair.
+const REPEAT_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The most new failures of one Ack that are looked up and reported: as many as are counted of one node.
 const MAX_NEW_FAILURES: usize = 512;
 
@@ -63,7 +67,11 @@ pub(super) struct Session<'a> {
     sent: Revision,
     /// The last revision that the client has acknowledged on this stream.
     acked: Revision,
+    /// The digest in that Ack.
+    acked_digest: Option<Digest>,
     awaiting: Awaiting,
+    /// When the Ack of a repair counts that may be a repeated one; `None` if there is no such Ack.
+    pub(super) repeat_deadline: Option<Instant>,
     /// Whether the client computes digests at all.
     sends_digests: bool,
     digest_trust: DigestTrust,
@@ -143,7 +151,9 @@ impl<'a> Session<'a> {
             cursor: base,
             sent: base,
             acked: NO_REVISION,
+            acked_digest: None,
             awaiting: Awaiting::Nothing,
+            repeat_deadline: None,
             sends_digests: hello.digests.is_some(),
             digest_trust: DigestTrust::Agreed,
             bookmark_at: Instant::now(),
@@ -234,8 +244,9 @@ impl<'a> Session<'a> {
 
     async fn on_ack(&mut self, ack: Ack) -> Result<(), SessionEnd> {
         let Ack { received, programmed, digest, apply_time, failures, degraded } = ack;
+        let may_be_repeat = self.may_be_repeat(received, digest);
         let expected = match self.awaiting {
-            Awaiting::Ack(expected) if received == self.sent => Some(expected),
+            Awaiting::Ack(expected) if received == self.sent && !may_be_repeat => Some(expected),
             // There is one for each commit at most.
             _ if received == self.acked && programmed == received && self.programmed < received => None,
             // It may be sent again at any time, when more is programmed or other failures are to be reported.
@@ -268,17 +279,46 @@ impl<'a> Session<'a> {
             self.context.events.report(EventReport::Degraded(self.node.clone(), text));
         }
         self.sends_digests |= digest.is_some();
-        if let Some(expected) = expected {
-            self.awaiting = Awaiting::Nothing;
-            self.output.permit = None;
-            self.status.clear_error();
-            match digest {
-                Some(digest) if digest == expected => self.digest_trust = DigestTrust::Agreed,
-                Some(digest) if self.digest_trust != DigestTrust::Disabled => {
-                    return self.on_mismatch(received, digest, expected).await;
-                }
-                _ => {}
+        match expected {
+            Some(expected) => return self.accept_ack(digest, expected).await,
+            None if may_be_repeat => {
+                self.repeat_deadline.get_or_insert_with(|| Instant::now() + REPEAT_TIMEOUT);
             }
+            None => self.set_programmed(),
+        }
+        Ok(())
+    }
+
+    /// Whether an Ack may be that from before the repair in flight, repeated before the repair arrived. Both have the
+    /// same revision if nothing has changed since, and a client that has applied the repair has another digest.
+    fn may_be_repeat(&self, received: Revision, digest: Option<Digest>) -> bool {
+        let is_repair = matches!(self.digest_trust, DigestTrust::Repaired | DigestTrust::Resent);
+        let is_wrong =
+            matches!(self.awaiting, Awaiting::Ack(expected) if digest.is_some_and(|digest| digest != expected));
+        is_repair && is_wrong && received == self.acked && self.sent == self.acked && digest == self.acked_digest
+    }
+
+    /// Takes an Ack that may be a repeated one for that of the repair: no other one has followed.
+    pub(super) async fn accept_repeat(&mut self) -> Result<(), SessionEnd> {
+        self.repeat_deadline = None;
+        let Awaiting::Ack(expected) = self.awaiting else { return Ok(()) };
+        self.status.update(|status| status.unanswered_since = None);
+        self.accept_ack(self.acked_digest, expected).await
+    }
+
+    /// The client has acknowledged what was in flight.
+    async fn accept_ack(&mut self, digest: Option<Digest>, expected: Digest) -> Result<(), SessionEnd> {
+        self.awaiting = Awaiting::Nothing;
+        self.acked_digest = digest;
+        self.repeat_deadline = None;
+        self.output.permit = None;
+        self.status.clear_error();
+        match digest {
+            Some(digest) if digest == expected => self.digest_trust = DigestTrust::Agreed,
+            Some(digest) if self.digest_trust != DigestTrust::Disabled => {
+                return self.on_mismatch(self.acked, digest, expected).await;
+            }
+            _ => {}
         }
         self.set_programmed();
         Ok(())

@@ -115,6 +115,27 @@ async fn node_that_claims_anything_counts_once() {
     assert_eq!(counts(), (0, 0));
 }
 
+/// A client repeats its last Ack when its failures change, also while the frontend prepares a repair that has the same
+/// revision.
+#[tokio::test(start_paused = true)]
+async fn repeated_ack_is_not_that_of_a_repair() {
+    let fixture = Fixture::of(small()).await;
+    let mut client = fixture.joined("node-0").await;
+    client.replica.state.cluster = None;
+    client.bookmark().await;
+    let digest = client.replica.state.digests().total();
+    let repeated = ClientMessage::Ack(client.ack_of(Some(digest), Vec::new()));
+    client.send(repeated.clone()).await;
+    answer_digest_request(&mut client).await;
+    client.send(repeated.clone()).await;
+    client.send(repeated).await;
+    assert_eq!(fixture.programmed().await, Revision(0));
+    client.commit().await;
+    assert_eq!(fixture.programmed().await, client.replica.revision);
+    client.is_up_to_date().await;
+    assert_eq!(fixture.frontend.context.streams.fleet().backends().next().unwrap().repairs, 1);
+}
+
 /// As of a backend that ignores an endpoint which comes and goes, and that the frontend sends.
 #[tokio::test(start_paused = true)]
 async fn repairs_of_a_client_whose_digests_differ_now_and_then_are_bounded() {
