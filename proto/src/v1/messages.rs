@@ -143,6 +143,7 @@ pub struct Batch {
     /// the revision last acked or resumed from; 0 in a repair or snapshot that starts a stream
     #[prost(uint64, tag = "1")]
     pub base_revision: u64,
+    /// with `commit`: the revision of the client's state afterwards
     #[prost(uint64, tag = "2")]
     pub target_revision: u64,
     #[prost(message, repeated, tag = "3")]
@@ -306,7 +307,7 @@ pub struct PoolReplacement {
     #[prost(bytes = "bytes", tag = "4")]
     pub endpoints: ::prost::bytes::Bytes,
 }
-/// The node that the stream is for.
+/// The node that the stream is for. Without a Node object it has the name only.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeInfo {
     #[prost(string, tag = "1")]
