@@ -8,7 +8,7 @@ at each start and from each new frontend, and differences otherwise. It serves T
 come from nginx. SCTP, source ranges and external policy Local are not supported, and reported as failures in its acks.
 """
 
-import argparse, ipaddress, os, pathlib, queue, random, subprocess, sys, threading, time
+import argparse, ipaddress, itertools, os, pathlib, queue, random, subprocess, sys, threading, time
 
 import grpc, xxhash
 
@@ -24,11 +24,14 @@ class State:
 
     def __init__(self):
         self.ports, self.pools = {}, {}  # key -> ServicePort; key -> {(class, family): {(address, port)}}
+        self.loaded = None  # the configuration that this process has made nginx load
 
     def commit(self, operations):
         kinds = [operation.WhichOneof("operation") for operation in operations]
         if None in kinds:
             raise ValueError("unknown operation: the frontend is newer than this backend")  # rule 2
+        for operation in operations:
+            check_enums(operation)
         for kind, operation in zip(kinds, operations):
             getattr(self, kind)(getattr(operation, kind))
 
@@ -58,6 +61,16 @@ class State:
     def pool(self, change):
         pools = self.pools.get(key_of(change.key), {})  # discarded if the service port is unknown
         return pools.setdefault((getattr(change, "class"), change.family), set())
+
+
+def check_enums(message):
+    """Raises an error if a message, or one in it, has an enum value that this backend does not know (rule 2)."""
+    for field, value in message.ListFields():
+        if field.enum_type and value not in field.enum_type.values_by_number:
+            raise ValueError(f"unknown {field.name} {value}: the frontend is newer than this backend")
+        if field.message_type:
+            for part in [value] if hasattr(value, "ListFields") else value:
+                check_enums(part)
 
 
 def key_of(key):
@@ -118,13 +131,15 @@ def sockets(packed, version, port):
 
 
 def program(state, args):
-    """Writes the configuration and reloads nginx, if the configuration has changed."""
-    text, config = render(state), pathlib.Path(args.config)
-    if config.exists() and config.read_text() == text:
+    """Writes the configuration and reloads nginx, if the configuration has changed. The first time it always does: an
+    earlier process may have written the file and not reloaded nginx."""
+    text = render(state)
+    if text == state.loaded:
         return
     pathlib.Path(args.config + ".new").write_text(text)
-    os.replace(args.config + ".new", config)
-    subprocess.run(args.reload, shell=True, check=True)
+    os.replace(args.config + ".new", args.config)
+    subprocess.run(args.reload, shell=True, check=True)  # an error ends this process
+    state.loaded = text
     print(f"programmed {len(state.ports)} service ports", flush=True)
 
 
@@ -139,15 +154,16 @@ def messages(call):
         yield from [message] if message else []
 
 
-def follow(stub, args, state, committed):
-    """Follows one stream to its end. Takes and returns epoch and revision of the committed state."""
-    outgoing, staged, base = queue.SimpleQueue(), [], None
+def follow(channel, args, state, committed):
+    """Follows one stream to its end. Takes and returns epoch and revision of the committed state. Also returns for how
+    many seconds there was a session, and the most to wait for before the next one."""
+    outgoing, staged, base, first, limit = queue.SimpleQueue(), [], None, None, 3
     client = {"protocol_version": 1, "node": args.node, "backend": "nginx", "backend_version": "1"}
     outgoing.put(PROTO.ClientMessage(hello=PROTO.Hello(epoch=committed[0], revision=committed[1], **client)))
-    call = stub.Watch(iter(outgoing.get, None))
+    call = SERVICE.FairleadStub(channel).Watch(iter(outgoing.get, None))
     try:
         for message in messages(call):
-            revision, kind = None, message.WhichOneof("message")
+            revision, kind, first = None, message.WhichOneof("message"), first or time.monotonic()
             if kind == "welcome":
                 epoch, resumes = message.welcome.epoch, message.welcome.mode == PROTO.SYNC_MODE_RESUME
                 base = committed[1] if resumes else None
@@ -163,20 +179,27 @@ def follow(stub, args, state, committed):
                 revision = message.bookmark.revision
             elif kind == "drain":
                 time.sleep(random.uniform(0, message.drain.max_delay_millis / 1000))
+                limit = 0
                 break
+            elif kind is None:
+                raise ValueError("unknown message: the frontend is newer than this backend")  # rule 2
             if revision is not None:
                 base, committed = revision, (epoch, revision)
                 outgoing.put(ack(state.ports.values(), revision))  # rule 6
     except (grpc.RpcError, ValueError) as error:
+        if not first and error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            limit = 15  # the frontend rejects this client
         print(f"stream ended: {error.details() if isinstance(error, grpc.RpcError) else error}", flush=True)
     finally:
         outgoing.put(None)
         call.cancel()
-    return committed
+    return committed, time.monotonic() - first if first else 0, limit
 
 
 def ack(ports, revision):
     failures = [PROTO.ServicePortFailure(key=port.key, reason=why) for port in ports if (why := failure(port))]
+    sizes = itertools.accumulate(failed.ByteSize() for failed in failures)
+    failures = [failed for failed, size in zip(failures, sizes) if size <= 256 << 10]
     return PROTO.ClientMessage(ack=PROTO.Ack(received=revision, programmed=revision, failures=failures))
 
 
@@ -187,15 +210,18 @@ def main():
     parser.add_argument("--config", required=True, help="file that nginx includes within stream { }")
     parser.add_argument("--reload", required=True, help="shell command that reloads nginx")
     args = parser.parse_args()
-    # By default gRPC sends the path of a unix socket as the authority, which HTTP/2 does not allow.
-    options = [("grpc.default_authority", "frontend"), ("grpc.max_receive_message_length", 1 << 21)]
-    channel = grpc.insecure_channel(args.frontend, options)
-    state, committed, delay = State(), (0, 0), 0.2
+    # By default gRPC sends the path of a unix socket as the authority, which HTTP/2 does not allow, and channels share
+    # connections.
+    options = [("grpc.default_authority", "frontend"), ("grpc.use_local_subchannel_pool", 1)]
+    options.append(("grpc.max_receive_message_length", 1 << 21))
+    state, committed, lost = State(), (0, 0), time.monotonic()
     while True:  # rule 10
-        started = time.monotonic()
-        committed = follow(SERVICE.FairleadStub(channel), args, state, committed)
-        delay = 0.4 if time.monotonic() - started > 15 else min(delay * 2, 15)
-        time.sleep(random.uniform(0.2, delay))
+        with grpc.insecure_channel(args.frontend, options) as channel:
+            committed, lasted, limit = follow(channel, args, state, committed)
+        if lasted > 3:
+            lost = time.monotonic()
+        if limit:
+            time.sleep(random.uniform(0.2, min(max(time.monotonic() - lost, 0.4), limit)))
 
 
 if __name__ == "__main__":
