@@ -14,15 +14,30 @@ pub(crate) fn differing(state: &NodeState, client: Option<&DigestVector>) -> BTr
     (0..=INFO_ENTRY).filter(|entry| client.is_none_or(|client| client[*entry] != digests[*entry])).collect()
 }
 
-/// The operations that repair these digest entries.
+/// The operations that repair these digest entries, in the order of a frontend: node and cluster info, each bucket after
+/// its reset, and then the pools that differ between nodes.
 pub(crate) fn repair(state: &NodeState, entries: &BTreeSet<u8>) -> Vec<Operation> {
     let buckets = entries.iter().filter(|entry| usize::from(**entry) < BUCKETS);
-    let is_repaired = |operation: &Operation| match operation {
-        Operation::PutServicePort(port) => entries.contains(&KeyHash::of(&port.key).bucket()),
-        Operation::ReplacePool { pool, .. } => entries.contains(&KeyHash::of(&pool.key).bucket()),
-        _ => entries.contains(&INFO_ENTRY),
-    };
-    buckets.map(|bucket| Operation::ResetBucket(*bucket)).chain(state.snapshot().filter(is_repaired)).collect()
+    let resets = buckets.map(|bucket| Operation::ResetBucket(*bucket));
+    let contents = state.snapshot().filter(|operation| entries.contains(&digest_entry(operation)));
+    let mut operations: Vec<_> = resets.chain(contents).collect();
+    // The sort is stable: a reset stays before the service ports of its bucket, and these before their pools.
+    operations.sort_by_key(|operation| match (operation, digest_entry(operation)) {
+        (_, INFO_ENTRY) => (0, 0),
+        (Operation::ReplacePool { pool, .. }, _) if pool.class == PoolClass::Local => (2, 0),
+        (_, bucket) => (1, bucket),
+    });
+    operations
+}
+
+/// The digest entry that an operation of a repair changes.
+fn digest_entry(operation: &Operation) -> u8 {
+    match operation {
+        Operation::ResetBucket(bucket) => *bucket,
+        Operation::PutServicePort(port) => KeyHash::of(&port.key).bucket(),
+        Operation::ReplacePool { pool, .. } => KeyHash::of(&pool.key).bucket(),
+        _ => INFO_ENTRY,
+    }
 }
 
 /// The endpoints of the cluster pools by service port, in the text form of state commands.
