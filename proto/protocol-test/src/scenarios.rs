@@ -58,6 +58,9 @@ scenarios! {
     "deltas", "operations", commit::deltas:
         "Each operation has the effect in the table: a replaced service port keeps its pools, and a pool of an unknown \
          one is ignored."
+    "order", "rule-4", commit::order:
+        "The operations of a commit take effect in their order: the last one that concerns a service port or an \
+         endpoint counts."
     "established-pools", "the-state-of-a-node", commit::established_pools:
         "Established and gone pools get no new connections."
     "reset-bucket", "operations", commit::reset_bucket:

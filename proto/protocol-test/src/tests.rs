@@ -27,6 +27,8 @@ const FAULTS: &[(Fault, &str, &str)] = &[
     (Fault::AcksBeforeKernel, "ack-after-kernel", "which is in the committed state"),
     (Fault::KeepsUncommitted, "uncommitted", "but that of the committed state is"),
     (Fault::ForgetsPools, "deltas", "(after put_service_port of an existing service port)"),
+    (Fault::GroupsOperations, "order", "(after an endpoint that is added and removed)"),
+    (Fault::RemovesLast, "order", "(after an endpoint that is removed and added)"),
     (Fault::IgnoresEstablishedPools, "established-pools", "but that of the committed state is"),
     (Fault::IgnoresReset, "reset-bucket", "but that of the committed state is"),
     (Fault::RejectsSecondSnapshot, "snapshot-again", "ended the stream"),

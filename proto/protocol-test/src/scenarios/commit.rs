@@ -76,6 +76,37 @@ pub(super) async fn deltas(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     Ok(format!("acked {count} commits"))
 }
 
+/// Sends operations in one commit that cancel each other, or that have another result in another order.
+pub(super) async fn order(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
+    frontend.sync_samples().await?;
+    let (web, late) = (samples::key("web", Protocol::Tcp), samples::key("late", Protocol::Tcp));
+    let change = |add: &[u8], remove: &[u8]| {
+        let endpoint = |number: &u8| samples::endpoint(IpFamily::V4, *number);
+        let pool = samples::pool_id(&web, PoolClass::Cluster, IpFamily::V4);
+        Operation::ChangePool {
+            pool,
+            add: add.iter().map(endpoint).collect(),
+            remove: remove.iter().map(endpoint).collect(),
+        }
+    };
+    let reset = Operation::ResetBucket(KeyHash::of(&late).bucket());
+    let steps: [(&str, Vec<Operation>); 5] = [
+        ("an endpoint that is added and removed", vec![change(&[7], &[]), change(&[], &[7])]),
+        ("an endpoint that is removed and added", vec![change(&[], &[1]), change(&[1], &[])]),
+        ("a service port that is put and removed", [samples::put_late(), vec![samples::remove("late")]].concat()),
+        ("a service port that is put before its bucket is reset", [samples::put_late(), vec![reset]].concat()),
+        (
+            "a service port that is removed and put without endpoints",
+            vec![samples::remove("web"), Operation::PutServicePort(samples::service_port(&web, 1))],
+        ),
+    ];
+    let count = steps.len();
+    for (name, operations) in steps {
+        frontend.commit(&operations).await.map_err(|deviation| deviation.append(format_args!(" (after {name})")))?;
+    }
+    Ok(format!("acked {count} commits"))
+}
+
 pub(super) async fn established_pools(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     frontend.sync_samples().await?;
     let (web, dns) = (samples::key("web", Protocol::Tcp), samples::key("dns", Protocol::Udp));

@@ -56,6 +56,10 @@ pub(super) enum Fault {
     AcksBeforeKernel,
     KeepsUncommitted,
     ForgetsPools,
+    /// Applies all resets of a commit first, then all removals, and all additions last.
+    GroupsOperations,
+    /// Applies all removals of a commit last.
+    RemovesLast,
     IgnoresEstablishedPools,
     IgnoresReset,
     RejectsSecondSnapshot,
@@ -245,7 +249,13 @@ impl Client {
             }
             return Some(());
         }
-        for operation in std::mem::take(&mut self.staged) {
+        let mut operations = std::mem::take(&mut self.staged);
+        match self.fault {
+            Fault::GroupsOperations => operations.sort_by_key(group),
+            Fault::RemovesLast => operations.sort_by_key(is_removal),
+            _ => {}
+        }
+        for operation in operations {
             match operation {
                 Operation::ResetBucket(_) if self.fault == Fault::IgnoresReset && self.base.is_some() => {}
                 Operation::PutServicePort(port) if self.fault == Fault::ForgetsPools => {
@@ -322,6 +332,21 @@ fn empty_ack(revision: Revision) -> ClientMessage {
 
 fn send(sender: &ClientSender, message: &ClientMessage) {
     let _ = sender.send(message.into());
+}
+
+/// Resets, removals and puts of service ports, removals of endpoints, additions of endpoints.
+fn group(operation: &Operation) -> u8 {
+    match operation {
+        Operation::ResetBucket(_) => 0,
+        Operation::RemoveServicePort(_) => 1,
+        Operation::ChangePool { add, .. } if add.is_empty() => 3,
+        Operation::ChangePool { .. } | Operation::ReplacePool { .. } => 4,
+        _ => 2,
+    }
+}
+
+fn is_removal(operation: &Operation) -> bool {
+    group(operation) == 1 || group(operation) == 3
 }
 
 fn without_unknown(mut message: v1::ServerMessage) -> v1::ServerMessage {
