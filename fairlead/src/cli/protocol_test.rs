@@ -9,8 +9,9 @@ use crate::{config::duration, print::OutputArgs};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Each scenario plays a short session and checks the backend against docs/protocol.md: PASS, FAIL, or SKIP for
-an optional part that the backend does not support. With COMMAND, the backend is started for each scenario.
-Without, start it when the address is printed.
+an optional part that the backend does not support, and for contents that cannot be compared because the
+backend sends no digests and there is no --state-command. With COMMAND, the backend is started for each
+scenario. Without, start it when the address is printed.
 
 Exit codes:
   0  no scenario failed

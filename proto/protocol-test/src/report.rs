@@ -14,7 +14,7 @@ pub enum Verdict {
     Pass,
     /// The backend violates the protocol.
     Fail,
-    /// The backend does not support an optional part of the protocol.
+    /// The backend does not support an optional part of the protocol, or its contents cannot be compared.
     Skip,
 }
 

@@ -31,7 +31,7 @@ pub(super) async fn several_batches(frontend: &mut ScriptedFrontend<'_>) -> Outc
     frontend.send_batch(batch(base, frontend.revision, last)).await;
     frontend.expect_ack().await?;
     frontend.expect_quiet(QUIET_PERIOD, "after the Ack of a change in several batches").await?;
-    Ok(format!("sent one Ack for {} batches", operations.len()))
+    frontend.pass_if_compared(format_args!("sent one Ack for {} batches", operations.len()))
 }
 
 pub(super) async fn uncommitted(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
@@ -45,7 +45,7 @@ pub(super) async fn uncommitted(frontend: &mut ScriptedFrontend<'_>) -> Outcome 
     frontend.check_programmed(&ack).await?;
     frontend.sync(&hello, frontend.state.clone()).await?;
     frontend.commit(&samples::put_late()).await?;
-    Ok("discarded the uncommitted operations".to_owned())
+    frontend.pass_if_compared("acked what was sent after the uncommitted operations")
 }
 
 pub(super) async fn deltas(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
@@ -73,7 +73,7 @@ pub(super) async fn deltas(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     for (name, operation) in steps {
         frontend.commit(&[operation]).await.map_err(|deviation| deviation.append(format_args!(" (after {name})")))?;
     }
-    Ok(format!("acked {count} commits"))
+    frontend.pass_if_compared(format_args!("acked {count} commits"))
 }
 
 /// Sends operations in one commit that cancel each other, or that have another result in another order.
@@ -104,7 +104,7 @@ pub(super) async fn order(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     for (name, operations) in steps {
         frontend.commit(&operations).await.map_err(|deviation| deviation.append(format_args!(" (after {name})")))?;
     }
-    Ok(format!("acked {count} commits"))
+    frontend.pass_if_compared(format_args!("acked {count} commits"))
 }
 
 pub(super) async fn established_pools(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
@@ -120,7 +120,7 @@ pub(super) async fn established_pools(frontend: &mut ScriptedFrontend<'_>) -> Ou
         let ack = frontend.commit(&[operation]).await?;
         frontend.check_programmed(&ack).await?;
     }
-    Ok(format!("acked {count} commits, and sends new connections to the other endpoints only"))
+    frontend.pass_if_compared(format_args!("acked {count} commits"))
 }
 
 pub(super) async fn reset_bucket(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
@@ -132,7 +132,7 @@ pub(super) async fn reset_bucket(frontend: &mut ScriptedFrontend<'_>) -> Outcome
     let pool = samples::replace_pool(&web, PoolClass::Cluster, IpFamily::V4, &[endpoint]);
     frontend.commit(&[reset.clone(), Operation::PutServicePort(samples::service_port(&web, 1)), pool]).await?;
     frontend.commit(&[reset]).await?;
-    Ok("removed what was not sent again".to_owned())
+    frontend.pass_if_compared("acked two resets")
 }
 
 pub(super) async fn snapshot_again(frontend: &mut ScriptedFrontend<'_>) -> Outcome {

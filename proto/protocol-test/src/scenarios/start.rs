@@ -31,5 +31,5 @@ pub(super) async fn empty_snapshot(frontend: &mut ScriptedFrontend<'_>) -> Outco
     if let Some(failure) = ack.failures.first() {
         return violation(format!("reported a failure of {} in an empty state", failure.key));
     }
-    Ok("acked".to_owned())
+    frontend.pass_if_compared("acked")
 }
