@@ -72,6 +72,8 @@ pub(crate) struct ScriptedFrontend<'a> {
     last_ack: Option<(Epoch, Revision)>,
     /// What the client acked last on this stream. It may repeat this Ack.
     last_ack_on_stream: Option<Revision>,
+    /// How often it has repeated an Ack on this stream.
+    repeated_acks: u64,
     /// When the commit or bookmark in flight was sent.
     sent_at: Instant,
     /// Whether the client has sent a digest.
@@ -95,6 +97,7 @@ impl<'a> ScriptedFrontend<'a> {
             state: samples::state(&node, &[]),
             last_ack: None,
             last_ack_on_stream: None,
+            repeated_acks: 0,
             sent_at: Instant::now(),
             has_digests: false,
             node,

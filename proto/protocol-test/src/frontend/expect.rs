@@ -12,6 +12,9 @@ use super::{MAX_BACKOFF, Outcome, ScriptedFrontend, violation};
 
 /// Tolerance for `apply_micros`, which must not exceed the time between commit and Ack.
 const APPLY_TIME_TOLERANCE: Duration = Duration::from_secs(1);
+/// The number of Acks that a client may repeat on a stream at once, and per second after that (rule 12).
+const REPEATED_ACKS: u64 = 64;
+const REPEATED_ACKS_PER_SECOND: u64 = 10;
 
 impl ScriptedFrontend<'_> {
     /// Waits for a stream and its Hello.
@@ -28,6 +31,7 @@ impl ScriptedFrontend<'_> {
         let opened = stream.opened;
         self.stream = Some(stream);
         self.last_ack_on_stream = None;
+        self.repeated_acks = 0;
         let hello = match self.next_message(self.patience).await? {
             Some(ClientMessage::Hello(hello)) => hello,
             Some(other) => return violation(format!("sent {} before Hello", describe(&other))),
@@ -84,12 +88,20 @@ impl ScriptedFrontend<'_> {
                 }
                 None => return violation(format!("did not ack revision {revision} within {:?}", self.patience)),
                 Some(ClientMessage::Ack(ack)) if ack.received == revision => ack,
-                Some(message) if self.is_repeated_ack(&message) => continue,
-                Some(ClientMessage::Ack(ack)) => {
-                    return violation(format!("acked revision {}, but {revision} was sent", ack.received));
+                Some(message) => {
+                    if self.is_repeated_ack(&message)? {
+                        continue;
+                    }
+                    return violation(match message {
+                        ClientMessage::Ack(ack) => format!("acked revision {}, but {revision} was sent", ack.received),
+                        other => format!("sent {} instead of an Ack", describe(&other)),
+                    });
                 }
-                Some(other) => return violation(format!("sent {} instead of an Ack", describe(&other))),
             };
+            // The Ack that says that everything is programmed now is not limited: there is one for each revision.
+            if self.last_ack_on_stream == Some(revision) && ack.programmed != revision {
+                self.count_repeated_ack()?;
+            }
             self.last_ack_on_stream = Some(revision);
             self.last_ack = Some((self.epoch, revision));
             self.check_ack(&ack, expected)?;
@@ -158,9 +170,9 @@ impl ScriptedFrontend<'_> {
     async fn next_message(&mut self, within: Duration) -> Outcome<Option<ClientMessage>> {
         let deadline = Instant::now() + within;
         loop {
-            match self.receive(deadline).await? {
-                Some(message) if self.is_repeated_ack(&message) => {}
-                message => return Ok(message),
+            let Some(message) = self.receive(deadline).await? else { return Ok(None) };
+            if !self.is_repeated_ack(&message)? {
+                return Ok(Some(message));
             }
         }
     }
@@ -179,8 +191,29 @@ impl ScriptedFrontend<'_> {
         }
     }
 
-    fn is_repeated_ack(&self, message: &ClientMessage) -> bool {
-        matches!(message, ClientMessage::Ack(ack) if self.last_ack_on_stream == Some(ack.received))
+    /// Whether a message is a repetition of the last Ack, of which there must not be too many.
+    fn is_repeated_ack(&mut self, message: &ClientMessage) -> Outcome<bool> {
+        match message {
+            ClientMessage::Ack(ack) if self.last_ack_on_stream == Some(ack.received) => {
+                self.count_repeated_ack().map(|()| true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Counts from the start of the stream, because messages may have waited here.
+    fn count_repeated_ack(&mut self) -> Outcome<()> {
+        self.repeated_acks += 1;
+        let since = self.stream.as_ref().map(|stream| stream.opened.elapsed()).unwrap_or_default();
+        let allowed = REPEATED_ACKS + REPEATED_ACKS_PER_SECOND * (since.as_secs() + 1);
+        if self.repeated_acks <= allowed {
+            return Ok(());
+        }
+        violation(format!(
+            "has repeated Acks {} times within {since:.1?}: the limit is {REPEATED_ACKS} at once, then \
+             {REPEATED_ACKS_PER_SECOND} per second",
+            self.repeated_acks
+        ))
     }
 }
 
