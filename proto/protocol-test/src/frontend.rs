@@ -25,7 +25,7 @@ use crate::{
     state::cluster_endpoints,
 };
 
-pub(crate) use self::send::batch;
+pub(crate) use self::send::{batch, sync_mode};
 
 /// The result of a step or of a scenario, which returns a description of what the client did.
 pub(crate) type Outcome<T = String> = Result<T, Deviation>;

@@ -50,6 +50,9 @@ scenarios! {
          digests."
     "empty-snapshot", "how-a-stream-starts", start::empty_snapshot:
         "A snapshot without service ports removes all service ports."
+    "waiting", "how-a-stream-starts", start::waiting:
+        "A client that waits for a snapshot or repair receives batches without operations and without commit. Their \
+         target revisions have no meaning."
     "several-batches", "rule-4", commit::several_batches:
         "Nothing is applied or acked before the batch with commit. Then all operations since the last commit are \
          applied as one change."

@@ -24,6 +24,8 @@ const FAULTS: &[(Fault, &str, &str)] = &[
     (Fault::UnknownFailure, "empty-snapshot", "reported a failure of elsewhere/nothing/tcp"),
     (Fault::SecondStream, "snapshot", "opened a second stream"),
     (Fault::RepeatsAcks, "snapshot", "the limit is 64 at once, then 10 per second"),
+    (Fault::RejectsEmptyBatches, "waiting", "ended the stream"),
+    (Fault::CommitsFirstTarget, "waiting", "acked revision 1000, but 1002 was sent"),
     (Fault::AcksEachBatch, "several-batches", "sent an Ack of revision 1001 before the batch with commit"),
     (Fault::AcksBeforeKernel, "ack-after-kernel", "which is in the committed state"),
     (Fault::KeepsUncommitted, "uncommitted", "but that of the committed state is"),

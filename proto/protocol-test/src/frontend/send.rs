@@ -22,6 +22,11 @@ pub(crate) fn batch(base: Revision, target: Revision, operations: &[Operation]) 
     Batch { base, target, operations: operations.to_vec(), commit: true, ..Batch::default() }
 }
 
+/// How a client begins that does not resume.
+pub(crate) fn sync_mode(hello: &Hello) -> SyncMode {
+    if hello.digests.is_some() { SyncMode::Repair } else { SyncMode::Snapshot }
+}
+
 impl ScriptedFrontend<'_> {
     /// Waits for a client, and brings it up to date with the sample cluster.
     pub(crate) async fn sync_samples(&mut self) -> Outcome<Ack> {
@@ -33,8 +38,7 @@ impl ScriptedFrontend<'_> {
     /// Brings a client to the state `target`: with a repair if its Hello has digests, otherwise with a snapshot.
     pub(crate) async fn sync(&mut self, hello: &Hello, target: NodeState) -> Outcome<Ack> {
         let entries = state::differing(&target, hello.digests.as_deref());
-        let mode = if hello.digests.is_some() { SyncMode::Repair } else { SyncMode::Snapshot };
-        self.send_welcome(mode).await;
+        self.send_welcome(sync_mode(hello)).await;
         self.repair(Revision(0), &entries, target).await
     }
 

@@ -1,10 +1,10 @@
 //! Scenarios about the start of a stream.
 
-use proto::model::Hello;
+use proto::model::{Batch, Hello, Revision};
 
 use crate::{
-    frontend::{Outcome, QUIET_PERIOD, ScriptedFrontend, violation},
-    samples,
+    frontend::{Outcome, QUIET_PERIOD, ScriptedFrontend, batch, sync_mode, violation},
+    samples, state,
 };
 
 pub(super) async fn hello(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
@@ -32,4 +32,29 @@ pub(super) async fn empty_snapshot(frontend: &mut ScriptedFrontend<'_>) -> Outco
         return violation(format!("reported a failure of {} in an empty state", failure.key));
     }
     frontend.pass_if_compared("acked")
+}
+
+/// As a frontend that sends snapshots to other clients first, while its revisions advance.
+pub(super) async fn waiting(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
+    let hello = frontend.expect_hello().await?;
+    let target = samples::state(&frontend.node, &samples::initial_operations());
+    let entries = state::differing(&target, hello.digests.as_deref());
+    frontend.send_welcome(sync_mode(&hello)).await;
+    send_empty_batch(frontend, Revision(0)).await?;
+    send_empty_batch(frontend, Revision(0)).await?;
+    frontend.repair(Revision(0), &entries, target).await?;
+    // A repair on the open stream waits in the same way. Its base is the committed revision.
+    let base = frontend.revision;
+    let target = frontend.state.clone();
+    send_empty_batch(frontend, base).await?;
+    frontend.repair(base, &state::differing(&target, None), target).await?;
+    Ok("acked none of three empty batches, and the snapshots after them".to_owned())
+}
+
+/// Sends a batch that tells a waiting client that the frontend is alive; then the next revision is current.
+async fn send_empty_batch(frontend: &mut ScriptedFrontend<'_>, base: Revision) -> Outcome<()> {
+    frontend.send_batch(Batch { commit: false, ..batch(base, frontend.revision, &[]) }).await;
+    frontend.expect_quiet(QUIET_PERIOD, "after a batch without operations and without commit").await?;
+    frontend.advance(&[]);
+    Ok(())
 }

@@ -3,12 +3,12 @@
 use proto::{
     MAX_MESSAGE_BYTES,
     encoded::EncodedMessage,
-    model::{Protocol, Revision, ServerMessage, SyncMode},
+    model::{Protocol, Revision, ServerMessage},
 };
 use tokio::time::Instant;
 
 use crate::{
-    frontend::{Outcome, ScriptedFrontend, batch},
+    frontend::{Outcome, ScriptedFrontend, batch, sync_mode},
     samples, state,
     wire::{self, path},
 };
@@ -21,8 +21,7 @@ pub(super) async fn fields(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     let hello = frontend.expect_hello().await?;
     let target = samples::state(&frontend.node, &samples::initial_operations());
     let entries = state::differing(&target, hello.digests.as_deref());
-    let mode = if hello.digests.is_some() { SyncMode::Repair } else { SyncMode::Snapshot };
-    let welcome = ServerMessage::Welcome(frontend.welcome(mode));
+    let welcome = ServerMessage::Welcome(frontend.welcome(sync_mode(&hello)));
     frontend.send_with(welcome, path::WELCOME, &extra).await?;
     frontend.repair(Revision(0), &entries, target).await?;
     let remove = [samples::remove("web")];

@@ -53,6 +53,9 @@ pub(super) enum Fault {
     UnknownFailure,
     SecondStream,
     RepeatsAcks,
+    RejectsEmptyBatches,
+    /// Takes the target revision of the first batch of a commit.
+    CommitsFirstTarget,
     AcksEachBatch,
     AcksBeforeKernel,
     KeepsUncommitted,
@@ -85,6 +88,8 @@ struct Client {
     fault: Fault,
     state: NodeState,
     staged: Vec<Operation>,
+    /// The target revision of the first batch since the last commit.
+    first_target: Option<Revision>,
     committed: Option<(Epoch, Revision)>,
     /// The base of the next difference, if it is known.
     base: Option<Revision>,
@@ -103,6 +108,7 @@ pub(super) async fn run(address: String, fault: Fault, state_file: PathBuf) {
         fault,
         state: samples::state(NODE, &[]),
         staged: Vec::new(),
+        first_target: None,
         committed: None,
         base: None,
         epoch: Epoch(0),
@@ -243,6 +249,10 @@ impl Client {
         if self.fault == Fault::RejectsSecondSnapshot && self.base.is_some() && resets.count() > 1 {
             return None;
         }
+        if self.fault == Fault::RejectsEmptyBatches && batch.operations.is_empty() && !batch.commit {
+            return None;
+        }
+        let first_target = *self.first_target.get_or_insert(batch.target);
         self.staged.extend(batch.operations);
         if !batch.commit {
             if self.fault == Fault::AcksEachBatch && self.base.is_some() {
@@ -268,11 +278,13 @@ impl Client {
                 operation => drop(self.state.apply([operation])),
             }
         }
+        self.first_target = None;
+        let target = if self.fault == Fault::CommitsFirstTarget { first_target } else { batch.target };
         self.commits += 1;
         self.source_version = batch.source_version;
-        self.base = Some(batch.target);
-        self.committed = Some((self.epoch, batch.target));
-        let ack = self.ack(batch.target);
+        self.base = Some(target);
+        self.committed = Some((self.epoch, target));
+        let ack = self.ack(target);
         match (self.fault, &ack) {
             (Fault::AcksBeforeKernel, _) => self.program_later(None),
             (Fault::ProgramsLater, ClientMessage::Ack(complete)) => {
