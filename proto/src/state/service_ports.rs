@@ -168,6 +168,10 @@ impl ServicePorts {
     /// Removes the service ports of some digest buckets.
     pub(super) fn remove_buckets(&mut self, buckets: &[bool; BUCKETS]) {
         let is_removed = |entry: &Entry| buckets[usize::from(entry.hash.bucket())];
+        // A snapshot resets one bucket after the other, each of which may be empty already.
+        if !self.chunks.iter().flat_map(|chunk| chunk.iter()).any(is_removed) {
+            return;
+        }
         let kept = self.chunks.iter().flat_map(|chunk| chunk.iter()).filter(|entry| !is_removed(entry));
         let kept: Vec<Entry> = kept.cloned().collect();
         self.len = kept.len();
