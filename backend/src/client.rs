@@ -63,10 +63,9 @@ const WELCOME_TIMEOUT: Duration = Duration::from_secs(1);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long the answer to a ping may take.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Twice the size that a frontend may send.
-const MAX_RECEIVED_BYTES: usize = 2 * MAX_MESSAGE_BYTES;
-/// The messages between the connection and its follower. Beyond that the stream's flow control stops the frontend.
-const QUEUE: usize = 8;
+/// The messages between the connection and its follower, and the replies. Beyond that the stream's flow control stops
+/// the frontend. A message in memory can be many times larger than on the wire, so few of them wait.
+const QUEUE: usize = 2;
 
 /// Where the frontends are, and how to authenticate.
 #[derive(Clone, Debug, Default)]
@@ -254,7 +253,7 @@ async fn open(address: &FrontendAddress, credentials: &Credentials, hello: Hello
     let (replies, outgoing) = mpsc::channel(QUEUE);
     replies.send(ClientMessage::Hello(hello)).await?;
     let outgoing = ReceiverStream::new(outgoing).map(|message| v1::ClientMessage::from(&message));
-    let incoming = encoded::watch(channel, authorized(outgoing, token), MAX_RECEIVED_BYTES).await;
+    let incoming = encoded::watch(channel, authorized(outgoing, token), MAX_MESSAGE_BYTES).await;
     let incoming = incoming.map_err(|status| {
         let error = StreamError::Status(status);
         let explained = explained(&error);

@@ -114,8 +114,11 @@ impl OpenSession {
         }
     }
 
-    /// Leaves after a random part of `max`, so that not all nodes reconnect at once.
+    /// Leaves after a random part of `max`, so that not all nodes reconnect at once. Only the first call counts.
     pub(super) fn drain(&mut self, max: Duration) {
+        if self.drain_deadline.is_some() {
+            return;
+        }
         let delay = max.mul_f64(fastrand::f64());
         info!(reconnect_in_ms = delay.as_millis(), "frontend drains, will reconnect");
         self.drain_deadline = Some(Instant::now() + delay);

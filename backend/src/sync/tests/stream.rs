@@ -244,6 +244,18 @@ async fn drained_session_is_left_after_a_random_part_of_the_delay() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn drained_session_is_not_kept_by_further_drains() {
+    let mut fixture = start(&FakeKernel::default(), None);
+    let peer = fixture.following(&mk_services(&[])).await;
+    let begin = Instant::now();
+    peer.send(ServerMessage::Drain(MINUTE / 3)).await;
+    peer.send(ServerMessage::Drain(60 * MINUTE)).await;
+    fixture.session().await;
+    assert!(begin.elapsed() <= MINUTE / 3, "{:?}", begin.elapsed());
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn idle_session_is_ended() {
     let state = mk_services(&["default/web"]);
     let mut fixture = start(&FakeKernel::default(), None);
