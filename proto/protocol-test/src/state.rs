@@ -14,8 +14,8 @@ pub(crate) fn differing(state: &NodeState, client: Option<&DigestVector>) -> BTr
     (0..=INFO_ENTRY).filter(|entry| client.is_none_or(|client| client[*entry] != digests[*entry])).collect()
 }
 
-/// The operations that repair these digest entries, in the order of a frontend: node and cluster info, each bucket after
-/// its reset, and then the pools that differ between nodes.
+/// The operations that repair these digest entries, in the order of a frontend: node and cluster info, then each bucket
+/// after its reset, then the pools that differ between nodes.
 pub(crate) fn repair(state: &NodeState, entries: &BTreeSet<u8>) -> Vec<Operation> {
     let buckets = entries.iter().filter(|entry| usize::from(**entry) < BUCKETS);
     let resets = buckets.map(|bucket| Operation::ResetBucket(*bucket));
