@@ -4,7 +4,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, mem, time::Duration};
 
 use anyhow::{Context as _, Result};
 use backend::{
@@ -44,12 +44,14 @@ pub struct IptablesDataPlane<K> {
     options: DataplaneOptions,
     kernel: K,
     families: UsableFamilies,
+    /// The kernel routes loopback addresses and that could not be reset, so the rule that protects them stays.
+    keeps_localnet_guard: bool,
 }
 
 #[expect(private_bounds, reason = "only this crate calls these methods")]
 impl<K: Kernel> IptablesDataPlane<K> {
     pub(crate) fn new(kernel: K, options: DataplaneOptions) -> Self {
-        Self { options, kernel, families: UsableFamilies::default() }
+        Self { options, kernel, families: UsableFamilies::default(), keeps_localnet_guard: false }
     }
 
     /// What the kernel contains, of each family that we have programmed. In others, chains of these names may be
@@ -137,29 +139,48 @@ impl<K: Kernel> IptablesDataPlane<K> {
         Ok(())
     }
 
+    /// Resets `route_localnet`. Where that is not possible, the rule that protects loopback addresses becomes a part of
+    /// the base ruleset.
+    fn reset_localnet(&mut self, base: &mut Base) {
+        let reset = self.kernel.route_localnet(false);
+        let kept_before = mem::replace(&mut self.keeps_localnet_guard, reset.is_err());
+        let Err(error) = reset else { return };
+        base.keep_localnet_guard();
+        if !kept_before {
+            // Read-only in a container without privileges.
+            warn!(
+                error = format!("{error:#}"),
+                "cannot reset net.ipv4.conf.all.route_localnet, keeping the rule that protects loopback addresses: set \
+                 it to 0 on the node"
+            );
+        }
+    }
+
     /// Gives the rules of a family this base ruleset. Returns the number of writes.
     async fn program_base(
         &mut self,
         family: IpFamily,
         observed: &Observed,
-        base: &Base,
+        base: &mut Base,
     ) -> Result<usize, RestoreError> {
+        let needs_localnet = base.routes_localnet();
         // Loopback addresses are routed only while the rules that protect them exist.
-        if observed.routes_localnet() && !base.routes_localnet() {
-            self.kernel.route_localnet(false).map_err(RestoreError::Failed)?;
+        let kept = family == IpFamily::V4 && self.keeps_localnet_guard;
+        if !needs_localnet && (kept || observed.routes_localnet()) {
+            self.reset_localnet(base);
         }
         let script = complete_base(observed, base).script(usize::MAX);
         if !script.is_empty() {
             self.kernel.restore(family, &script).await?;
         }
-        if base.routes_localnet() {
+        if needs_localnet {
             self.kernel.route_localnet(true).map_err(RestoreError::Failed)?;
         }
         Ok(script.commands())
     }
 
     /// Reads a family and programs its base ruleset. `None`: it is not programmed.
-    async fn observe_family(&mut self, family: IpFamily, base: &Base) -> Result<Option<(usize, Unclaimed)>> {
+    async fn observe_family(&mut self, family: IpFamily, base: &mut Base) -> Result<Option<(usize, Unclaimed)>> {
         let observed = match observe(&mut self.kernel, family).await {
             Ok(Some(observed)) => observed,
             Ok(None) => {
@@ -191,11 +212,11 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
 
     /// Programs the base ruleset too.
     async fn observe(&mut self, state: &NodeState, _: &VipOwnership) -> Result<Synced<AppliedState>> {
-        let base = self.base(state);
+        let mut base = self.base(state);
         self.families.retry_due();
         let (mut writes, mut unclaimed) = (0, PerFamily::<Unclaimed>::default());
         for family in self.families.iter().collect::<Vec<_>>() {
-            if let Some((written, found)) = self.observe_family(family, &base[family]).await? {
+            if let Some((written, found)) = self.observe_family(family, &mut base[family]).await? {
                 writes += written;
                 unclaimed[family] = found;
             }
@@ -221,7 +242,10 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
     async fn commit(&mut self, applied: &mut AppliedState, change: &Change<'_>) -> Result<CommitOutcome> {
         let options = self.options.effective(change.state.node());
         let updates: Vec<_> = change.service_ports.iter().map(|key| self.desired(change, key, &options)).collect();
-        let new_base = change.facts.then(|| self.base(change.state));
+        let mut new_base = change.facts.then(|| self.base(change.state));
+        if let Some(base) = new_base.as_mut().filter(|_| self.keeps_localnet_guard) {
+            base[IpFamily::V4].keep_localnet_guard();
+        }
         let unneeded = if change.is_last { Unneeded::Delete } else { Unneeded::Keep };
         let (mut writes, mut left, mut plans) = (0, change.budget, PerFamily::<Option<PartialPlan>>::default());
         for family in self.families.iter().collect::<Vec<_>>() {

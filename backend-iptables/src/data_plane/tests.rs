@@ -4,7 +4,7 @@ mod large;
 
 use backend::{
     Backend as _, NodeState,
-    dataplane::DataplaneOptions,
+    dataplane::{DataplaneOptions, LocalhostNodePorts},
     testing::{
         ErrorDetail, ProgramAll as _, Stack, apply, mk_key, mk_state, operations_between, rejected_by_test, synthetic,
         transition,
@@ -283,6 +283,42 @@ async fn a_base_ruleset_in_a_rejected_script_is_read_again() {
         assert_eq!(driver.apply_all(&current, &changes).await.unwrap().failures.len(), 1, "{detail:?}");
         assert_eq!(kernel.shape(IpFamily::V4), shape(&without(current, &["default/svc-009"])).await);
     }
+}
+
+/// The backend is restarted without node ports on loopback where sysctls are read-only: the kernel still routes loopback
+/// addresses, so the rule that protects them stays until the operator has reset the sysctl.
+#[tokio::test]
+async fn loopback_addresses_stay_protected_while_they_are_routed() {
+    let (kernel, shape_without) = (FakeKernel::default(), shape(&state(3)).await);
+    let open = DataplaneOptions { localhost_nodeports: LocalhostNodePorts::Open, ..DataplaneOptions::default() };
+    kernel.driver(open).reconcile_all(&state(3)).await.unwrap();
+    let guard = "block incoming localnet connections";
+    let is_guarded = || kernel.shape(IpFamily::V4).iter().any(|chain| chain.contains(guard));
+    assert!(kernel.routes_localnet() && is_guarded());
+
+    kernel.set_sysctl_read_only(true);
+    let mut driver = driver(&kernel);
+    let mut current = state(3);
+    driver.reconcile_all(&current).await.unwrap();
+    assert!(kernel.routes_localnet() && is_guarded());
+    // Nor does a change of the node's addresses remove it, after which nothing is left to write.
+    let target = mk_state().node_addresses(["192.168.1.2"]);
+    let target = (1..=3).fold(target, |state, n| service(state, n, ["10.244.1.1:80", "10.244.1.2:80"])).build();
+    let changes = transition(&mut current, &target);
+    driver.apply_all(&current, &changes).await.unwrap();
+    assert!(is_guarded());
+    assert_eq!(driver.reconcile_all(&current).await.unwrap().writes, 0);
+    // Another process removes it.
+    kernel.change_by_other(IpFamily::V4, "*filter\n:KUBE-NODEPORTS - [0:0]\nCOMMIT\n");
+    driver.reconcile_all(&current).await.unwrap();
+    assert!(is_guarded());
+
+    kernel.set_sysctl_read_only(false);
+    let changes = transition(&mut current, &state(3));
+    driver.apply_all(&current, &changes).await.unwrap();
+    driver.reconcile_all(&current).await.unwrap();
+    assert!(!kernel.routes_localnet());
+    assert_eq!(kernel.shape(IpFamily::V4), shape_without);
 }
 
 #[tokio::test]

@@ -199,6 +199,13 @@ impl Base {
         self.fixed_rules(SharedChain::HealthPorts).head.contains(&localnet_guard())
     }
 
+    /// Adds the rule that protects loopback addresses while the kernel routes them.
+    pub(crate) fn keep_localnet_guard(&mut self) {
+        if !self.routes_localnet() {
+            self.fixed_rules[SharedChain::HealthPorts as usize].head.push(localnet_guard());
+        }
+    }
+
     pub(crate) fn fixed_rules(&self, shared: SharedChain) -> &FixedRules {
         &self.fixed_rules[shared as usize]
     }

@@ -41,6 +41,8 @@ struct FakeState {
     restores: Vec<Restore>,
     /// How often the rules of a family were read.
     saves: usize,
+    localnet: bool,
+    is_sysctl_read_only: bool,
 }
 
 /// A script that was to be restored.
@@ -159,6 +161,16 @@ impl FakeKernel {
         self.0.lock().unwrap().unsupported = family;
     }
 
+    /// Whether packets between loopback addresses and other hosts are routed.
+    pub(crate) fn routes_localnet(&self) -> bool {
+        self.0.lock().unwrap().localnet
+    }
+
+    /// Whether sysctls are read-only from now on.
+    pub(crate) fn set_sysctl_read_only(&self, is_read_only: bool) {
+        self.0.lock().unwrap().is_sysctl_read_only = is_read_only;
+    }
+
     /// Reports this suspicion once.
     pub(crate) fn suspect(&self, suspicion: Suspicion) {
         self.0.lock().unwrap().suspicions.push_back(suspicion);
@@ -219,6 +231,13 @@ impl Kernel for FakeKernel {
         restore.accepted = result.is_ok();
         state.restores.push(restore);
         result
+    }
+
+    fn route_localnet(&mut self, is_routed: bool) -> Result<()> {
+        let mut state = self.0.lock().unwrap();
+        ensure!(state.localnet == is_routed || !state.is_sysctl_read_only, "read-only file system");
+        state.localnet = is_routed;
+        Ok(())
     }
 
     async fn program(&mut self, _: IpFamily) -> Result<String> {
