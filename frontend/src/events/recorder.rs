@@ -7,10 +7,18 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::{api::events::v1::Event, apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
+use k8s_openapi::{
+    api::{
+        core::v1::{ObjectReference, Service},
+        discovery::v1::EndpointSlice,
+        events::v1::Event,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    jiff::Timestamp,
+};
 use kube::{
     Api, Client, ResourceExt as _,
-    api::{Patch, PatchParams, PostParams},
+    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams},
 };
 use proto::model::ServicePortFailure;
 use runtime::failure::{CountedLog, chain};
@@ -30,9 +38,9 @@ use super::{
 const CONTROLLER: &str = "fairlead.io/frontend";
 /// How often Events are sent. Reports within this time are sent together.
 const TICK: Duration = Duration::from_secs(1);
-/// The most requests in that time.
-const REQUESTS_PER_TICK: usize = 5;
-/// The timeout of a request.
+/// The most Events in that time. Each takes up to three requests.
+const EVENTS_PER_TICK: usize = 5;
+/// The timeout of sending an Event.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// The most reasons that are counted. Further ones are dropped until others expire.
 const MAX_SERIES: usize = 1024;
@@ -45,7 +53,7 @@ const MAX_OF_NAMESPACE: usize = 64;
 /// The most reasons of one namespace that are counted, and the most that one node was the first to report.
 const MAX_SERIES_OF_NAMESPACE: usize = 256;
 const MAX_SERIES_OF_NODE: usize = 512;
-/// The most requests in a tick that are about failures, which come again and again.
+/// The most Events in a tick that are about failures, which come again and again.
 const FAILURES_PER_TICK: usize = 3;
 /// How long nothing is sent to a namespace after the API server has answered 403 there: the namespace terminates, or
 /// the permission is missing.
@@ -106,14 +114,14 @@ impl EventRecorder {
         }
     }
 
-    /// Sends what is due, at most [`REQUESTS_PER_TICK`] requests. Failures come first, but leave room for Events about
+    /// Sends what is due, at most [`EVENTS_PER_TICK`]. Failures come first, but leave room for Events about
     /// nodes and objects, which take turns. One of these that cannot be sent is dropped.
     async fn send_due(&mut self) {
         let Self { sender, failures: FailureSeries(series), of_nodes, of_objects } = self;
         series.retain(|_, series| series.last_report.elapsed() < EXPIRY);
-        let mut left = REQUESTS_PER_TICK;
+        let mut left = EVENTS_PER_TICK;
         for (key, series) in series.iter_mut().filter(|(_, series)| series.is_due()) {
-            if left == REQUESTS_PER_TICK - FAILURES_PER_TICK {
+            if left == EVENTS_PER_TICK - FAILURES_PER_TICK {
                 break;
             }
             if sender.is_paused(&key.port.namespace) {
@@ -190,6 +198,9 @@ impl EventSender {
         let (name, namespace) = (event.name_any(), event.namespace().unwrap_or_default());
         let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         let request = async {
+            if let Some(object) = event.regarding.as_mut().filter(|object| object.uid.is_none()) {
+                object.uid = uid(self.client.clone(), object).await;
+            }
             match api.create(&PostParams::default(), &event).await {
                 Err(kube::Error::Api(status)) if status.code == 409 => match patch {
                     Some(patch) => api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop),
@@ -214,6 +225,26 @@ impl EventSender {
             }
             Ok(Err(error)) => debug!(error = chain(&error), namespace, name, "event not sent"),
             Err(_) => debug!(namespace, name, timeout_ms = DEADLINE.as_millis(), "event not sent within its timeout"),
+        }
+    }
+}
+
+/// The UID of a Service or EndpointSlice, without which `kubectl describe` does not show an Event on it. Lists, for which
+/// the frontend has the permission anyway. `None` if the object is gone, or the request fails: the Event is sent without.
+async fn uid(client: Client, object: &ObjectReference) -> Option<String> {
+    let resource = if object.kind.as_deref() == Some("EndpointSlice") {
+        ApiResource::erase::<EndpointSlice>(&())
+    } else {
+        ApiResource::erase::<Service>(&())
+    };
+    let (name, namespace) = (object.name.as_deref()?, object.namespace.as_deref()?);
+    let api: Api<DynamicObject> = Api::namespaced_with(client, namespace, &resource);
+    let selection = ListParams::default().match_any().fields(&format!("metadata.name={name}"));
+    match api.list_metadata(&selection).await {
+        Ok(found) => found.items.into_iter().next()?.metadata.uid,
+        Err(error) => {
+            debug!(error = chain(&error), namespace, name, "uid of an object not read");
+            None
         }
     }
 }

@@ -88,6 +88,23 @@ async fn failures_of_many_nodes_for_one_reason_are_one_event() {
     assert!(fixture.writes.try_recv().is_err(), "nothing else");
 }
 
+/// `kubectl describe` selects Events by it.
+#[tokio::test]
+async fn event_has_the_uid_of_its_object() {
+    let mut fixture = start().await;
+    for (resource, name, uid) in
+        [(Resource::Service, "other", "0"), (Resource::Service, "web", "1"), (Resource::EndpointSlice, "web", "2")]
+    {
+        let _version =
+            fixture.server.put(resource, json!({"metadata": {"namespace": "shop", "name": name, "uid": uid}}));
+    }
+    fixture.failed("node-a", "web", "invalid argument");
+    assert_eq!(fixture.call().await.1["regarding"]["uid"], "1");
+    let notice = ObjectNotice { kind: ObjectKind::EndpointSlice, ..notice("shop", "web") };
+    fixture.events.report(EventReport::Problem(notice));
+    assert_eq!(fixture.call().await.1["regarding"]["uid"], "2");
+}
+
 #[tokio::test]
 async fn event_of_another_replica_is_patched() {
     let mut first = start().await;
