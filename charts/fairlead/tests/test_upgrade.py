@@ -203,7 +203,8 @@ class Upgrade(unittest.TestCase):
         endpoints = [{"addresses": ["192.0.2.22"]}, {"addresses": ["192.0.2.21"]}]
         metadata = {"name": "kubernetes", "namespace": "default"}
         kind = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4"}
-        rendered = upgrade([{**kind, "metadata": metadata, "endpoints": endpoints}], {})
+        slices = [{**kind, "metadata": metadata, "endpoints": endpoints}]
+        rendered = upgrade(slices, {})
         [backend] = by_name(rendered, "DaemonSet").values()
         arguments = backend["spec"]["template"]["spec"]["containers"][0]["args"]
         found = [argument for argument in arguments if argument.startswith("--frontend=")]
@@ -213,6 +214,16 @@ class Upgrade(unittest.TestCase):
         environment = frontend["spec"]["template"]["spec"]["containers"][0]["env"]
         host = next(variable for variable in environment if variable["name"] == "KUBERNETES_SERVICE_HOST")
         self.assertEqual(host["valueFrom"]["fieldRef"]["fieldPath"], "status.hostIP")
+        # Where all pods would use one of several, Helm warns.
+        for values, warns in [
+            ({}, False),
+            ({"deployment": "local"}, True),
+            ({"backend": {"discovery": "api"}}, True),
+            ({"deployment": "local", **VALUES}, False),
+        ]:
+            with Cluster(slices) as cluster:
+                files = render.templates(values, renderer=cluster, is_upgrade=True)
+            self.assertEqual("apiServer.host is empty" in files["templates/NOTES.txt"], warns, values)
 
 
 if __name__ == "__main__":
