@@ -171,12 +171,15 @@ true
       modprobe {{ . }} || echo "cannot load the module {{ . }}" >&2
       {{- end }}
       {{- if or $todo.sysctls $todo.conntrack }}
-      set_sysctl() {
+      set_file() {
         value=
-        read -r value < "/proc/sys/$1" || true
-        if [ "$value" != "$2" ] && ! printf '%s' "$2" > "/proc/sys/$1"; then
-          echo "cannot set /proc/sys/$1 to $2, leaving it unchanged" >&2
+        read -r value < "$1" || true
+        if [ "$value" != "$2" ] && ! printf '%s' "$2" > "$1"; then
+          echo "cannot set $1 to $2, leaving it unchanged" >&2
         fi
+      }
+      set_sysctl() {
+        set_file "/proc/sys/$1" "$2"
       }
       {{- end }}
       {{- range $name, $value := $todo.sysctls }}
@@ -200,6 +203,10 @@ true
       [ "$max" -le 1048576 ] || max=1048576
       read -r current < /proc/sys/net/netfilter/nf_conntrack_max || current=$max
       [ "$current" -ge "$max" ] || set_sysctl net/netfilter/nf_conntrack_max "$max"
+      buckets=$((max / 4))
+      hashsize=/sys/module/nf_conntrack/parameters/hashsize
+      read -r current < "$hashsize" || current=$buckets
+      [ "$current" -ge "$buckets" ] || set_file "$hashsize" "$buckets"
       {{- end }}
   securityContext:
     privileged: true
