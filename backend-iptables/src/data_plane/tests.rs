@@ -285,8 +285,8 @@ async fn a_base_ruleset_in_a_rejected_script_is_read_again() {
     }
 }
 
-/// The backend is restarted without node ports on loopback where sysctls are read-only: the kernel still routes loopback
-/// addresses, so the rule that protects them stays until the operator has reset the sysctl.
+/// The backend is restarted without node ports on loopback where sysctls are read-only: the kernel still routes
+/// loopback addresses, so the rule that protects them stays until the operator has reset the sysctl.
 #[tokio::test]
 async fn loopback_addresses_stay_protected_while_they_are_routed() {
     let (kernel, shape_without) = (FakeKernel::default(), shape(&state(3)).await);

@@ -229,8 +229,8 @@ impl EventSender {
     }
 }
 
-/// The UID of a Service or EndpointSlice, without which `kubectl describe` does not show an Event on it. Lists, for which
-/// the frontend has the permission anyway. `None` if the object is gone, or the request fails: the Event is sent without.
+/// The UID of a Service or EndpointSlice, without which `kubectl describe` does not show an Event on it. It is listed,
+/// which the frontend may do anyway. `None` if the object is gone or the request fails: the Event is sent without it.
 async fn uid(client: Client, object: &ObjectReference) -> Option<String> {
     let resource = if object.kind.as_deref() == Some("EndpointSlice") {
         ApiResource::erase::<EndpointSlice>(&())
