@@ -220,7 +220,7 @@ def main():
             committed, lasted, limit = follow(channel, args, state, committed)
         if lasted > 3:
             lost = time.monotonic()
-        if limit:
+        if limit or lasted <= 3:
             time.sleep(random.uniform(0.2, min(max(time.monotonic() - lost, 0.4), limit)))
 
 

@@ -42,6 +42,8 @@ const TICK: Duration = Duration::from_secs(1);
 const EVENTS_PER_TICK: usize = 5;
 /// The timeout of sending an Event.
 const DEADLINE: Duration = Duration::from_secs(5);
+/// The part of it for the UID of its object.
+const UID_DEADLINE: Duration = Duration::from_secs(1);
 /// The most reasons that are counted. Further ones are dropped until others expire.
 const MAX_SERIES: usize = 1024;
 /// A reason without a report for this time expires. Kubernetes keeps Events for the same time by default.
@@ -199,7 +201,8 @@ impl EventSender {
         let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         let request = async {
             if let Some(object) = event.regarding.as_mut().filter(|object| object.uid.is_none()) {
-                object.uid = uid(self.client.clone(), object).await;
+                let uid = timeout(UID_DEADLINE, uid(self.client.clone(), object)).await;
+                object.uid = uid.ok().flatten();
             }
             match api.create(&PostParams::default(), &event).await {
                 Err(kube::Error::Api(status)) if status.code == 409 => match patch {
