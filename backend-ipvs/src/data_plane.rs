@@ -216,18 +216,10 @@ impl<K: Kernel> IpvsDataPlane<K> {
             NodePortAddresses::Primary => {
                 IpFamily::ALL.into_iter().filter_map(|family| state.node().primary_address(family)).collect()
             }
-            NodePortAddresses::Cidrs(_) => {
-                addresses.iter().copied().filter(|address| self.serves_node_ports(address)).collect()
+            ranges @ NodePortAddresses::Cidrs(_) => {
+                addresses.iter().copied().filter(|address| ranges.serve(address)).collect()
             }
         }
-    }
-
-    /// Whether node ports are served at an address of the node because of its range. Not at IPv6 link-local ones: each
-    /// pod that starts brings one, on the node's end of its link.
-    fn serves_node_ports(&self, address: &IpAddr) -> bool {
-        let NodePortAddresses::Cidrs(ranges) = &self.settings.dataplane.nodeport_addresses else { return false };
-        let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
-        !address.is_loopback() && !is_link_local && ranges.iter().any(|range| range.contains(address))
     }
 
     /// The virtual servers at cluster IPs that should exist are ours, even if another process created them.

@@ -98,7 +98,8 @@ impl<K: Kernel> IpvsDataPlane<K> {
             return Ok(Some(Drift::Changed { object: object.to_owned(), process: "unknown".to_owned(), pid: 0 }));
         }
         let mut differing = summary.elsewhere.symmetric_difference(&known.foreign_addresses);
-        if differing.any(|address| known.has_vip_at(*address) || self.serves_node_ports(address)) {
+        let node_ports = &self.settings.dataplane.nodeport_addresses;
+        if differing.any(|address| known.has_vip_at(*address) || node_ports.serve(address)) {
             return Ok(Some(Drift::Possible));
         }
         known.foreign_addresses = summary.elsewhere;

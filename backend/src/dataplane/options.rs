@@ -89,6 +89,14 @@ impl NodePortAddresses {
     pub(crate) fn contain(&self, address: &IpAddr) -> bool {
         matches!(self, Self::Cidrs(ranges) if ranges.iter().any(|range| range.contains(address)))
     }
+
+    /// Whether an address of an interface is served because it is in the ranges. Not loopback addresses, nor IPv6
+    /// link-local ones: those need an interface, and each pod that starts brings one, on the node's end of its link.
+    #[must_use]
+    pub fn serve(&self, address: &IpAddr) -> bool {
+        let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
+        !address.is_loopback() && !is_link_local && self.contain(address)
+    }
 }
 
 /// Whether 127.0.0.0/8 serves node ports. `::1` never does.

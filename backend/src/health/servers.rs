@@ -156,10 +156,7 @@ impl HealthCheckServers {
         if ranges.iter().any(|range| range.prefix_len() == 0 && is_of_family(range.addr())) {
             return vec![family.unspecified()];
         }
-        let is_listened_at = |address: &IpAddr| {
-            let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
-            is_of_family(*address) && !address.is_loopback() && !is_link_local && self.addresses.contain(address)
-        };
+        let is_listened_at = |address: &IpAddr| is_of_family(*address) && self.addresses.serve(address);
         interfaces.iter().copied().filter(is_listened_at).collect()
     }
 
