@@ -24,6 +24,17 @@ fn driver(kernel: &Fake) -> Driver<IpvsDataPlane<Fake>> {
     Driver::new(IpvsDataPlane::new(kernel.clone(), Settings::default()))
 }
 
+/// A kernel in which one of two destinations drains.
+async fn draining() -> (Fake, Driver<IpvsDataPlane<Fake>>, NodeState) {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let mut state = web(&[ONE, TWO]);
+    driver.reconcile_all(&state).await.unwrap();
+    let changes = transition(&mut state, &web(&[TWO]));
+    driver.apply_all(&state, &changes).await.unwrap();
+    (kernel, driver, state)
+}
+
 /// The drift that the next checks of the kernel detect.
 async fn drift(driver: &mut Driver<IpvsDataPlane<Fake>>) -> Option<Drift> {
     tokio::time::timeout(2 * watch::MIN_INTERVAL, driver.drifted()).await.ok()
@@ -220,16 +231,11 @@ async fn a_virtual_server_that_drains_is_removed_if_its_address_is_not_on_the_de
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_ends_at_its_deadline() {
-    let kernel = Fake::default();
-    let mut driver = driver(&kernel);
-    let mut state = web(&[ONE, TWO]);
-    driver.reconcile_all(&state).await.unwrap();
-    let changes = transition(&mut state, &web(&[TWO]));
-    driver.apply_all(&state, &changes).await.unwrap();
+    let (kernel, _, state) = draining().await;
     kernel.connect(1);
     // The deadline has passed.
     kernel.put(destination(ONE), Value::Weight(Weight::Draining(1)));
-    let mut driver = self::driver(&kernel);
+    let mut driver = driver(&kernel);
     driver.reconcile_all(&state).await.unwrap();
     assert_eq!(drift(&mut driver).await, None);
     assert!(!kernel.objects().contains_key(&destination(ONE)));
@@ -238,13 +244,8 @@ async fn a_drain_ends_at_its_deadline() {
 /// The wall clock stands still, and could as well have jumped. A reconcile forgets nothing.
 #[tokio::test(start_paused = true)]
 async fn a_drain_lasts_as_long_whatever_the_wall_clock_says() {
-    let kernel = Fake::default();
-    let mut driver = driver(&kernel);
-    let mut state = web(&[ONE, TWO]);
-    driver.reconcile_all(&state).await.unwrap();
+    let (kernel, mut driver, state) = draining().await;
     kernel.connect(1);
-    let changes = transition(&mut state, &web(&[TWO]));
-    driver.apply_all(&state, &changes).await.unwrap();
     let (drain, rest) = (Settings::default().drain, 10 * watch::MIN_INTERVAL);
     tokio::time::advance(drain - rest).await;
     assert_eq!(drift(&mut driver).await, None);
@@ -258,12 +259,7 @@ async fn a_drain_lasts_as_long_whatever_the_wall_clock_says() {
 /// A cancelled check: what is known of the kernel stays known, so that the next change does not read all of it.
 #[tokio::test(start_paused = true)]
 async fn a_check_that_is_cancelled_forgets_nothing() {
-    let kernel = Fake::default();
-    let mut driver = driver(&kernel);
-    let mut state = web(&[ONE, TWO]);
-    driver.reconcile_all(&state).await.unwrap();
-    let changes = transition(&mut state, &web(&[TWO]));
-    driver.apply_all(&state, &changes).await.unwrap();
+    let (kernel, mut driver, mut state) = draining().await;
     kernel.set_stalled(true);
     assert_eq!(drift(&mut driver).await, None);
     kernel.set_stalled(false);
@@ -280,12 +276,7 @@ async fn a_check_that_is_cancelled_forgets_nothing() {
 /// A check that is cancelled while it removes a destination: no change may follow, which would read the kernel.
 #[tokio::test(start_paused = true)]
 async fn a_removal_that_is_cancelled_is_followed_by_a_read_of_the_kernel() {
-    let kernel = Fake::default();
-    let mut driver = driver(&kernel);
-    let mut state = web(&[ONE, TWO]);
-    driver.reconcile_all(&state).await.unwrap();
-    let changes = transition(&mut state, &web(&[TWO]));
-    driver.apply_all(&state, &changes).await.unwrap();
+    let (kernel, mut driver, state) = draining().await;
     kernel.set_stalled_commits(true);
     assert_eq!(drift(&mut driver).await, None);
     kernel.set_stalled_commits(false);

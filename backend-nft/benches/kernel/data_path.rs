@@ -102,11 +102,7 @@ pub(crate) fn measure(sizes: [u32; 3]) -> Vec<BenchReport> {
 
     let mut report = BenchReport::new(sizes[0]);
     for (client, samples) in clients.iter().zip(&direct) {
-        for percent in PERCENTILES {
-            let what = format!("connect from {client} without a VIP, p{percent}");
-            report.micros(&what, samples.percentile(percent));
-        }
-        report.number(&format!("connect from {client} without a VIP, per second"), samples.per_second());
+        samples.report(&mut report, &format!("connect from {client} without a VIP"), None);
     }
     let mut reports = vec![report];
     for (of_size, samples) in subjects.chunks(layouts.len()).zip(samples.chunks(layouts.len())) {
@@ -114,19 +110,8 @@ pub(crate) fn measure(sizes: [u32; 3]) -> Vec<BenchReport> {
         for (at, client) in clients.iter().enumerate() {
             let ours = &samples[0][at];
             for ((_, layout), samples) in of_size.iter().zip(samples) {
-                let prefix = format!("{}connect from {client}", layout.map_or("", Layout::prefix));
-                for percent in PERCENTILES {
-                    let value = samples[at].percentile(percent);
-                    report.micros(&format!("{prefix}, p{percent}"), value);
-                    if layout.is_some() {
-                        report.ratio(&format!("{prefix}, p{percent}, ratio"), ours.percentile(percent) / value);
-                    }
-                }
-                report.number(&format!("{prefix}, per second"), samples[at].per_second());
-                if layout.is_some() {
-                    let ratio = ours.per_second() / samples[at].per_second();
-                    report.ratio(&format!("{prefix}, per second, ratio"), ratio);
-                }
+                let what = format!("{}connect from {client}", layout.map_or("", Layout::prefix));
+                samples[at].report(&mut report, &what, layout.map(|_| ours));
             }
         }
         reports.push(report);
@@ -163,6 +148,21 @@ impl Samples {
     /// The times must be sorted.
     fn percentile(&self, percent: usize) -> f64 {
         self.times[(self.times.len() * percent).div_ceil(100) - 1]
+    }
+
+    /// Adds these to a report, with the ratio of `ours` to them.
+    fn report(&self, report: &mut BenchReport, what: &str, ours: Option<&Self>) {
+        for percent in PERCENTILES {
+            let value = self.percentile(percent);
+            report.micros(&format!("{what}, p{percent}"), value);
+            if let Some(ours) = ours {
+                report.ratio(&format!("{what}, p{percent}, ratio"), ours.percentile(percent) / value);
+            }
+        }
+        report.number(&format!("{what}, per second"), self.per_second());
+        if let Some(ours) = ours {
+            report.ratio(&format!("{what}, per second, ratio"), ours.per_second() / self.per_second());
+        }
     }
 
     fn per_second(&self) -> f64 {

@@ -16,6 +16,22 @@ use crate::{
 
 use super::{Client, Fixture, large, small, web};
 
+/// An Ack with a wrong digest.
+fn wrong(client: &Client) -> ClientMessage {
+    ClientMessage::Ack(client.ack_of(Some(Digest(1)), Vec::new()))
+}
+
+/// Lets the frontend repair the first mismatches of a stream, as many as it does in a row.
+async fn repair_a_burst(client: &mut Client, after_each: impl AsyncFn(&Client)) {
+    for _ in 0..6 {
+        client.bookmark().await;
+        client.send(wrong(client)).await;
+        answer_digest_request(client).await;
+        client.commit().await;
+        after_each(client).await;
+    }
+}
+
 async fn answer_digest_request(client: &mut Client) {
     let message = client.message().await;
     assert_eq!(message, ServerMessage::DigestRequest);
@@ -59,7 +75,6 @@ async fn changes_during_a_repair_are_included() {
 async fn client_with_other_digests_is_sent_one_snapshot_and_no_longer_checked() {
     let fixture = Fixture::of(small()).await;
     let mut client = fixture.joined("node-0").await;
-    let wrong = |client: &Client| ClientMessage::Ack(client.ack_of(Some(Digest(1)), Vec::new()));
     client.bookmark().await;
     client.send(wrong(&client)).await;
     answer_digest_request(&mut client).await;
@@ -94,7 +109,7 @@ async fn node_that_claims_anything_counts_once() {
         let mut client = fixture.connect(newer).await;
         assert_eq!(client.welcome().await, SyncMode::Snapshot);
         client.batches().await;
-        client.send(ClientMessage::Ack(client.ack_of(Some(Digest(1)), Vec::new()))).await;
+        client.send(wrong(&client)).await;
         client.message().await;
     };
     for (role, name, expected) in [
@@ -144,7 +159,7 @@ async fn repairs_of_a_client_whose_digests_differ_now_and_then_are_bounded() {
     let mut repairs = 0;
     for _ in 0..30 {
         client.bookmark().await;
-        client.send(ClientMessage::Ack(client.ack_of(Some(Digest(1)), Vec::new()))).await;
+        client.send(wrong(&client)).await;
         if let Ok(message) = tokio::time::timeout(Duration::from_secs(2), client.message()).await {
             assert_eq!(message, ServerMessage::DigestRequest);
             let digests = Box::new(client.replica.state.digests());
@@ -163,14 +178,10 @@ async fn repairs_of_a_client_whose_digests_differ_now_and_then_are_bounded() {
 async fn node_whose_mismatch_is_not_repaired_is_not_programmed() {
     let fixture = Fixture::of(small()).await;
     let mut client = fixture.joined("node-0").await;
-    let wrong = |client: &Client| ClientMessage::Ack(client.ack_of(Some(Digest(1)), Vec::new()));
-    for _ in 0..6 {
-        client.bookmark().await;
-        client.send(wrong(&client)).await;
-        answer_digest_request(&mut client).await;
-        client.commit().await;
+    repair_a_burst(&mut client, async |client| {
         assert_eq!(fixture.programmed().await, client.replica.revision);
-    }
+    })
+    .await;
     client.bookmark().await;
     client.send(wrong(&client)).await;
     assert_eq!(fixture.programmed().await, Revision(0));
@@ -193,13 +204,7 @@ async fn wrong_digests_take_few_log_lines() {
     let config = Config { bookmark_interval: Duration::from_millis(10), ..Config::default() };
     let fixture = Fixture::with(config, small()).await;
     let mut client = fixture.joined("node-0").await;
-    let wrong = |client: &Client| ClientMessage::Ack(client.ack_of(Some(Digest(1)), Vec::new()));
-    for _ in 0..6 {
-        client.bookmark().await;
-        client.send(wrong(&client)).await;
-        answer_digest_request(&mut client).await;
-        client.commit().await;
-    }
+    repair_a_burst(&mut client, async |_| ()).await;
     let (warnings, _guard) = Warnings::capture();
     for _ in 0..1_000 {
         client.bookmark().await;
