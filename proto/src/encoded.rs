@@ -4,6 +4,7 @@
 //! once, and combined for each stream without another copy.
 
 mod codec;
+mod gzip;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::{
@@ -12,6 +13,7 @@ use prost::{
 };
 
 pub use codec::{ServerCodec, watch};
+pub use gzip::{DeflatedOperations, gzip_batch};
 
 use crate::{InvalidMessage, model, v1};
 
@@ -72,16 +74,9 @@ impl EncodedMessage {
     /// Combines the fields of `batch`, whose `operations` must be empty, with encoded operations.
     #[must_use]
     pub fn batch(batch: &model::Batch, operations: impl IntoIterator<Item = EncodedOperation>) -> Self {
-        debug_assert!(batch.operations.is_empty(), "the operations are passed encoded");
-        let batch = v1::Batch::from(batch);
         let mut chunks = vec![Bytes::new()];
         chunks.extend(operations.into_iter().map(|operation| operation.0));
-        let len = batch.encoded_len() + chunks.iter().map(Bytes::len).sum::<usize>();
-        let mut first = BytesMut::with_capacity(32);
-        encode_key(BATCH_FIELD, WireType::LengthDelimited, &mut first);
-        encode_varint(len as u64, &mut first);
-        batch.encode_raw(&mut first);
-        chunks[0] = first.freeze();
+        chunks[0] = batch_head(batch, chunks.iter().map(Bytes::len).sum()).freeze();
         Self(chunks)
     }
 
@@ -139,6 +134,17 @@ impl EncodedMessage {
         }
         frame
     }
+}
+
+/// The start of a message with a batch, which encoded operations of this many bytes follow.
+fn batch_head(batch: &model::Batch, operations: usize) -> BytesMut {
+    debug_assert!(batch.operations.is_empty(), "the operations are passed encoded");
+    let batch = v1::Batch::from(batch);
+    let mut head = BytesMut::with_capacity(32);
+    encode_key(BATCH_FIELD, WireType::LengthDelimited, &mut head);
+    encode_varint((batch.encoded_len() + operations) as u64, &mut head);
+    batch.encode_raw(&mut head);
+    head
 }
 
 impl TryFrom<EncodedMessage> for model::ServerMessage {

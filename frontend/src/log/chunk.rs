@@ -1,10 +1,10 @@
-//! Operations that are sent together, and encoded at most once for all streams.
+//! Operations that are sent together, and encoded and compressed at most once for all streams.
 
 use std::sync::{Arc, OnceLock};
 
 use prometheus_client::metrics::counter::Counter;
 use proto::{
-    encoded::EncodedOperation,
+    encoded::{DeflatedOperations, EncodedOperation},
     model::{Endpoint, Operation, Pool, PoolId, ServicePort, ServicePortKey},
 };
 
@@ -33,6 +33,7 @@ pub(crate) struct EncodedChunk {
     operations: Box<[Operation]>,
     size: usize,
     encoded: OnceLock<EncodedOperation>,
+    deflated: OnceLock<DeflatedOperations>,
 }
 
 /// How many chunks were encoded and sent.
@@ -46,7 +47,7 @@ pub(crate) struct EncodingCounters {
 
 impl EncodedChunk {
     fn new(operations: Vec<Operation>, size: usize) -> Arc<Self> {
-        Arc::new(Self { operations: operations.into(), size, encoded: OnceLock::new() })
+        Arc::new(Self { operations: operations.into(), size, encoded: OnceLock::new(), deflated: OnceLock::new() })
     }
 
     pub(crate) fn operations(&self) -> &[Operation] {
@@ -66,6 +67,16 @@ impl EncodedChunk {
         };
         counters.sent.inc();
         self.encoded.get_or_init(encode).clone()
+    }
+
+    /// The operations in compressed form. The first call encodes and compresses them.
+    pub(crate) fn deflated(&self, counters: &EncodingCounters) -> DeflatedOperations {
+        let deflate = || {
+            counters.encoded.inc();
+            DeflatedOperations::new(&EncodedOperation::all(&self.operations))
+        };
+        counters.sent.inc();
+        self.deflated.get_or_init(deflate).clone()
     }
 
     /// About the memory that it takes, in bytes: the values, and their encoded form.

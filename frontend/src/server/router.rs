@@ -41,6 +41,9 @@ const PLAN_TIMEOUT: Duration = Duration::from_secs(10);
 /// failures.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
+/// The header that lists the compressions that the client accepts, and the one that is used.
+const ACCEPT_ENCODING: &str = "grpc-accept-encoding";
+const GZIP: HeaderValue = HeaderValue::from_static("gzip");
 
 impl NamedService for FairleadService {
     const NAME: &'static str = "fairlead.v1.Fairlead";
@@ -80,8 +83,14 @@ async fn watch(service: &FairleadService, request: &Parts, body: Body) -> Result
     let Caller { identity, .. } = service.identify(request).await?;
     let messages = Streaming::new_request(ServerCodec.decoder(), body, None, Some(MAX_MESSAGE_BYTES));
     let call = request.extensions.get().map(Peer::start_call);
-    let body = WatchBody::new(service.context.clone(), identity, messages, call, service.shutdown.clone());
+    let accepted = request.headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+    let accepts_gzip = accepted.flat_map(|value| value.split(',')).any(|encoding| encoding.trim() == "gzip");
+    let context = service.context.clone();
+    let body = WatchBody::new(context, identity, messages, accepts_gzip, call, service.shutdown.clone());
     let mut response = http::Response::new(Body::new(body));
+    if accepts_gzip {
+        response.headers_mut().insert(ENCODING, GZIP);
+    }
     response.headers_mut().insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
     Ok(response)
 }

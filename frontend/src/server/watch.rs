@@ -39,6 +39,7 @@ pub(super) struct WatchBody {
     outgoing: mpsc::Receiver<OutgoingMessage>,
     /// The rest of the current message.
     chunks: std::vec::IntoIter<Bytes>,
+    accepts_gzip: bool,
     /// The status has been sent.
     is_ended: bool,
     context: Arc<FrontendContext>,
@@ -50,6 +51,7 @@ impl WatchBody {
         context: Arc<FrontendContext>,
         identity: Identity,
         messages: Streaming<v1::ClientMessage>,
+        accepts_gzip: bool,
         call: Option<CallGuard>,
         shutdown: Shutdown,
     ) -> Self {
@@ -57,7 +59,7 @@ impl WatchBody {
         let running = session::run(context.clone(), identity, decoded(messages), sender, shutdown);
         let mut session = JoinSet::new();
         session.spawn(running);
-        Self { session, outgoing, chunks: Vec::new().into_iter(), is_ended: false, context, _call: call }
+        Self { session, outgoing, chunks: Vec::new().into_iter(), accepts_gzip, is_ended: false, context, _call: call }
     }
 }
 
@@ -74,9 +76,9 @@ impl Body for WatchBody {
                 return Poll::Ready(Some(Ok(Frame::data(chunk))));
             }
             let Some(message) = ready!(self.outgoing.poll_recv(context)) else { break };
-            let message = message.encode(&self.context.metrics.chunks);
-            self.context.metrics.sent(message.size());
-            self.chunks = message.into_length_prefixed().into_iter();
+            let frame = message.into_frame(self.accepts_gzip, &self.context.metrics.chunks);
+            self.context.metrics.sent(frame.iter().map(Bytes::len).sum());
+            self.chunks = frame.into_iter();
         }
         // The session, which held the sender, has ended.
         let status = match ready!(self.session.poll_join_next(context)) {

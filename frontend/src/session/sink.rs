@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use proto::{
-    encoded::EncodedMessage,
+    encoded::{EncodedMessage, gzip_batch},
     model::{Batch, ServerMessage},
 };
 use tokio::sync::mpsc::{self, error::TrySendError};
@@ -15,6 +16,9 @@ use crate::{
 };
 
 use super::SessionEnd;
+
+/// Batches from this size in bytes are compressed: those of snapshots, repairs and large changes.
+const COMPRESSED_BYTES: usize = 8 << 10;
 
 /// One message to a client: a batch whose operations are shared with other streams, or anything else.
 #[derive(Clone, Debug)]
@@ -39,6 +43,19 @@ impl OutgoingMessage {
             Self::Batch { header, chunks } => {
                 EncodedMessage::batch(header, chunks.iter().map(|chunk| chunk.encoded(counters)))
             }
+        }
+    }
+
+    /// The message as gRPC sends it, with its header; compressed if the client accepts that and the message is large.
+    pub(crate) fn into_frame(self, accepts_gzip: bool, counters: &EncodingCounters) -> Vec<Bytes> {
+        match self {
+            Self::Batch { header, chunks }
+                if accepts_gzip && chunks.iter().map(|chunk| chunk.size()).sum::<usize>() >= COMPRESSED_BYTES =>
+            {
+                let chunks: Vec<_> = chunks.iter().map(|chunk| chunk.deflated(counters)).collect();
+                vec![gzip_batch(&header, &chunks)]
+            }
+            message => message.encode(counters).into_length_prefixed(),
         }
     }
 

@@ -113,8 +113,11 @@ impl Server {
 
 impl Stream {
     async fn open(channel: Channel) -> Self {
+        Self::of(FairleadClient::new(channel)).await
+    }
+
+    async fn of(mut client: FairleadClient<Channel>) -> Self {
         let (messages, receiver) = mpsc::channel(4);
-        let mut client = FairleadClient::new(channel);
         let answers = client.watch(ReceiverStream::new(receiver)).await.unwrap().into_inner();
         Self { messages, answers }
     }

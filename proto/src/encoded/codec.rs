@@ -5,7 +5,7 @@ use prost::Message as _;
 use tonic::{
     IntoStreamingRequest, Response, Status, Streaming,
     client::Grpc,
-    codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
+    codec::{BufferSettings, Codec, CompressionEncoding, DecodeBuf, Decoder, EncodeBuf, Encoder},
     codegen::http::uri::PathAndQuery,
     transport::Channel,
 };
@@ -32,7 +32,8 @@ pub struct ServerCodec;
 #[derive(Clone, Copy, Debug, Default)]
 struct ClientCodec;
 
-/// Opens the stream `Watch`, whose messages are decoded by their reader.
+/// Opens the stream `Watch`, whose messages are decoded by their reader. With `compression` the server may compress
+/// them, of which `max_message_bytes` is the limit before and after.
 ///
 /// # Errors
 /// If the server cannot be reached, or rejects the call.
@@ -40,8 +41,12 @@ pub async fn watch(
     channel: Channel,
     request: impl IntoStreamingRequest<Message = v1::ClientMessage>,
     max_message_bytes: usize,
+    compression: Option<CompressionEncoding>,
 ) -> Result<Response<Streaming<EncodedMessage>>, Status> {
     let mut client = Grpc::new(channel).max_decoding_message_size(max_message_bytes);
+    if let Some(encoding) = compression {
+        client = client.accept_compressed(encoding);
+    }
     client.ready().await.map_err(|error| Status::from_error(error.into()))?;
     client.streaming(request.into_streaming_request(), PathAndQuery::from_static(WATCH_PATH), ClientCodec).await
 }

@@ -6,15 +6,16 @@ use fairlead_frontend::{
     Config, Frontend,
     object::{ObjectKind, SourceUpdate},
 };
-use proto::v1::{self, client_message};
+use proto::v1::{self, client_message, fairlead_client::FairleadClient};
 use runtime::Shutdown;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
     time::{Instant, sleep, timeout},
 };
+use tonic::codec::CompressionEncoding;
 
-use super::{RunningFrontend, Server, TIMEOUT, Transport, cluster, hello, slice};
+use super::{RunningFrontend, Server, Stream, TIMEOUT, Transport, cluster, hello, slice};
 
 struct HttpResponse {
     status: String,
@@ -104,6 +105,25 @@ async fn scrape_reflects_activity() {
     assert!(value("node_lag_seconds{quantile=\"1\"}") < TIMEOUT.as_secs_f64());
     assert!(value("revision") >= value("revision_programmed_on_all_nodes"));
     assert!(value("process_cpu_seconds_total") > 0.0 && value("process_resident_memory_bytes") > 1e6);
+}
+
+#[tokio::test]
+async fn large_batches_are_compressed_for_clients_that_accept_it() {
+    let mut snapshots = Vec::new();
+    for accepts_gzip in [false, true] {
+        let server = Server::start(Transport::Tcp, Config::default(), cluster(20)).await;
+        let (_trigger, shutdown) = Shutdown::channel();
+        let address = serve_metrics(&server.frontend, shutdown).await;
+        let client = FairleadClient::new(server.channel.clone());
+        let client = if accepts_gzip { client.accept_compressed(CompressionEncoding::Gzip) } else { client };
+        let mut stream = Stream::of(client).await;
+        stream.send(client_message::Message::Hello(hello("node-1"))).await;
+        let operations: Vec<_> = stream.commit().await.into_iter().flat_map(|batch| batch.operations).collect();
+        snapshots.push((operations, samples(address).await["sent_bytes_total"]));
+    }
+    let [(plain, plain_bytes), (compressed, compressed_bytes)] = &snapshots[..] else { unreachable!() };
+    assert_eq!(plain, compressed);
+    assert!(compressed_bytes * 2.0 < *plain_bytes, "{compressed_bytes} of {plain_bytes} bytes");
 }
 
 #[tokio::test]

@@ -136,7 +136,7 @@ impl Client {
         let (sender, receiver) = mpsc::unbounded_channel();
         self.send_hello(&sender);
         let request = UnboundedReceiverStream::new(receiver);
-        let mut messages = encoded::watch(channel.clone(), request, limit).await.ok()?.into_inner();
+        let mut messages = encoded::watch(channel.clone(), request, limit, None).await.ok()?.into_inner();
         let silence = if self.fault == Fault::EndsStreamEarly { SILENCE_TIMEOUT / 6 } else { SILENCE_TIMEOUT };
         loop {
             let wire = timeout(silence, messages.message()).await.ok()?.ok()??;
@@ -144,7 +144,7 @@ impl Client {
             if self.fault == Fault::SecondStream && self.commits == 0 {
                 let (second, receiver) = mpsc::unbounded_channel();
                 self.send_hello(&second);
-                let open = encoded::watch(channel.clone(), UnboundedReceiverStream::new(receiver), limit).await;
+                let open = encoded::watch(channel.clone(), UnboundedReceiverStream::new(receiver), limit, None).await;
                 // Both streams stay open.
                 std::mem::forget((second, open));
             }

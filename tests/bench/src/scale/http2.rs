@@ -1,11 +1,16 @@
 //! The part of HTTP/2 (RFC 9113) and gRPC that one call on one connection needs. Hand-written, because five thousand
 //! complete clients would compete for CPU with the measured server.
 
-use anyhow::{Result, ensure};
+use std::{borrow::Cow, io::Read as _};
+
+use anyhow::{Context as _, Result, ensure};
+use flate2::read::GzDecoder;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const FRAME_HEAD: usize = 9;
 const GRPC_HEAD: usize = 5;
+/// The heads of a gzip stream and of its first block, which is stored: the fields of a batch follow.
+const GZIP_HEAD: usize = 15;
 /// The flow-control windows of a backend: of its stream, and the increment of that of its connection over the default
 /// of 65,535 bytes.
 const STREAM_WINDOW: u32 = 2 << 20;
@@ -68,6 +73,7 @@ pub(crate) fn call(path: &str, authority: &str, token: Option<&str>, message: &[
     literal(&mut headers, &[0x01], authority); // :authority
     literal(&mut headers, &[0x0f, 0x10], "application/grpc"); // content-type
     literal(&mut headers, b"\x00\x02te", "trailers");
+    literal(&mut headers, b"\x00\x14grpc-accept-encoding", "gzip");
     if let Some(token) = token {
         literal(&mut headers, &[0x0f, 0x08], &format!("Bearer {token}")); // authorization
     }
@@ -162,21 +168,39 @@ impl Message {
                 if self.got < GRPC_HEAD {
                     break;
                 }
-                let [compressed, length @ ..] = self.head;
-                ensure!(compressed == 0, "a compressed message");
+                let [_, length @ ..] = self.head;
                 self.left = u32::from_be_bytes(length) as usize;
             }
             let (content, rest) = bytes.split_at(bytes.len().min(self.left));
             (self.left, bytes) = (self.left - content.len(), rest);
-            let kept = keep.saturating_sub(self.kept.len()).min(content.len());
+            let kept = keep.saturating_add(GZIP_HEAD).saturating_sub(self.kept.len()).min(content.len());
             self.kept.extend_from_slice(&content[..kept]);
             if self.left == 0 {
                 self.got = 0;
-                on_message(&self.kept)?;
+                on_message(&self.uncompressed(keep)?)?;
                 self.kept.clear();
             }
         }
         Ok(())
+    }
+
+    /// What was kept. Of a compressed message that was not kept as a whole, only what its first block stores: a real
+    /// node decompresses on CPUs of its own.
+    fn uncompressed(&self, keep: usize) -> Result<Cow<'_, [u8]>> {
+        Ok(match (self.head[0], keep) {
+            (0, _) => Cow::Borrowed(&self.kept),
+            (_, usize::MAX) => {
+                let mut message = Vec::new();
+                GzDecoder::new(self.kept.as_slice()).read_to_end(&mut message).context("decompress")?;
+                Cow::Owned(message)
+            }
+            _ => {
+                let block = self.kept.get(GZIP_HEAD - 5..).context("a short compressed message")?;
+                ensure!(block[0] == 0, "the first block of a compressed message is not stored");
+                let size = usize::from(u16::from_le_bytes([block[1], block[2]]));
+                Cow::Borrowed(block.get(5..5 + size).context("a long first block")?)
+            }
+        })
     }
 }
 
