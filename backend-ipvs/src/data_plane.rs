@@ -24,7 +24,6 @@ use tokio::time::Instant;
 
 use crate::{
     applied::AppliedState,
-    convert::ipvs_protocol,
     describe,
     desired::{Context, Desired, Excess, Rules, desired, excess, rules},
     kernel::{Base, DryRun, Kernel, Listing, Ours, Prepared, UnusableFamily},
@@ -227,8 +226,8 @@ impl<K: Kernel> IpvsDataPlane<K> {
         let ports = state.service_ports().values().map(|service_port| &service_port.port);
         let servers = ports.flat_map(|port| {
             let addresses = IpFamily::ALL.into_iter().filter_map(|family| port.cluster_ips[family]);
-            let protocol = ipvs_protocol(port.key.protocol);
-            addresses.map(move |address| VirtualServerKey::Address(protocol, (address, port.port.get()).into()))
+            addresses
+                .map(move |address| VirtualServerKey::Address(port.key.protocol, (address, port.port.get()).into()))
         });
         Ours { desired: servers.collect(), exclude: self.settings.exclude.clone() }
     }

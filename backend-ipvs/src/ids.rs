@@ -2,11 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use netlink::{AddressFamily, ipvs::VirtualServerKey};
-use proto::model::ServicePortKey;
+use netlink::ipvs::VirtualServerKey;
+use proto::model::{IpFamily, Protocol, ServicePortKey};
 
 use crate::{
-    mark::{MAX_ID, Mark, MarkKind, PROTOCOLS},
+    mark::{MAX_ID, Mark, MarkKind},
     object::{Object, Value},
     plan::Objects,
 };
@@ -61,7 +61,8 @@ impl Ids {
 
 /// Whether a virtual server exists for a mark with this id.
 fn serves(observed: &Objects, id: u32) -> bool {
-    let marks = PROTOCOLS.iter().flat_map(|protocol| MarkKind::ALL.map(|kind| Mark::new(id, *protocol, kind).raw()));
-    let mut servers = marks.flat_map(|mark| AddressFamily::ALL.map(|family| VirtualServerKey::FwMark(family, mark)));
+    let marks =
+        Protocol::ALL.into_iter().flat_map(|protocol| MarkKind::ALL.map(|kind| Mark::new(id, protocol, kind).raw()));
+    let mut servers = marks.flat_map(|mark| IpFamily::ALL.map(|family| VirtualServerKey::FwMark(family, mark)));
     servers.any(|server| observed.contains_key(&Object::Server(server)))
 }

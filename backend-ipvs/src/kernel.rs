@@ -24,7 +24,6 @@ use ipnet::IpNet;
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
-    convert::model_protocol,
     desired::Rules,
     mark::Mark,
     object::{Object, Value},
@@ -154,7 +153,7 @@ impl Ours {
     pub(crate) fn has(&self, server: &VirtualServerKey, objects: &Objects) -> bool {
         let (protocol, ip, port) = match server {
             VirtualServerKey::FwMark(_, mark) => return Mark::from_raw(*mark).is_some(),
-            VirtualServerKey::Address(protocol, address) => (model_protocol(*protocol), address.ip(), address.port()),
+            VirtualServerKey::Address(protocol, address) => (*protocol, address.ip(), address.port()),
         };
         let family = IpFamily::of(&ip);
         let has_entries = |content, entries: &[IpsetEntry]| {

@@ -36,7 +36,6 @@
 //! `view` lists what is programmed.
 
 mod applied;
-mod convert;
 mod data_plane;
 mod describe;
 mod desired;

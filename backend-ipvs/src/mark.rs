@@ -7,11 +7,12 @@
 //!   1 1 1 1 1 0 1 0  id, high   0  0     id, low     proto  kind
 //! ```
 //!
-//! Bits 14 and 15 are not used: kubelet and kube-proxy use them.
+//! The number of a protocol is its place in [`Protocol::ALL`], from 1. Bits 14 and 15 are not used: kubelet and
+//! kube-proxy use them.
 
 use std::fmt;
 
-use netlink::ipvs::IpvsProtocol;
+use proto::model::Protocol;
 
 /// A mark of this backend.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,8 +33,6 @@ pub(crate) enum MarkKind {
 const TAG: u32 = 0xfa00_0000;
 const TAG_MASK: u32 = 0xff00_0000;
 const KIND_MASK: u32 = 0x3;
-/// The protocols, in the order of their numbers in a mark, which start at 1.
-pub(crate) const PROTOCOLS: [IpvsProtocol; 3] = [IpvsProtocol::Tcp, IpvsProtocol::Udp, IpvsProtocol::Sctp];
 /// The highest id of a service port; ids start at 1.
 pub(crate) const MAX_ID: u32 = (1 << 18) - 1;
 
@@ -59,8 +58,8 @@ impl Mark {
     }
 
     /// The mark of a virtual server of the service port with this id.
-    pub(crate) fn new(id: u32, protocol: IpvsProtocol, kind: MarkKind) -> Self {
-        let protocol = (1..).zip(PROTOCOLS).find(|(_, one)| *one == protocol).map_or(0, |(number, _)| number);
+    pub(crate) fn new(id: u32, protocol: Protocol, kind: MarkKind) -> Self {
+        let protocol = (1..).zip(Protocol::ALL).find(|(_, one)| *one == protocol).map_or(0, |(number, _)| number);
         let (high, low) = (id >> 10 & 0xff, id & 0x3ff);
         Self(TAG | high << 16 | low << 4 | protocol << 2 | kind as u32)
     }
@@ -81,10 +80,10 @@ impl Mark {
     }
 
     /// The protocol of its virtual server.
-    pub(crate) fn protocol(self) -> Option<IpvsProtocol> {
+    pub(crate) fn protocol(self) -> Option<Protocol> {
         self.id()?;
         let number = self.0 >> 2 & 0x3;
-        (1..).zip(PROTOCOLS).find(|(of, _)| *of == number).map(|(_, protocol)| protocol)
+        (1..).zip(Protocol::ALL).find(|(of, _)| *of == number).map(|(_, protocol)| protocol)
     }
 
     /// The match of a rule for this mark.
@@ -122,7 +121,7 @@ mod tests {
     #[test]
     fn a_mark_contains_id_protocol_and_variant() {
         for id in [1, 2, 1_023, 1_024, 77_777, MAX_ID] {
-            for protocol in PROTOCOLS {
+            for protocol in Protocol::ALL {
                 for kind in MarkKind::ALL {
                     let mark = Mark::new(id, protocol, kind);
                     assert_eq!(Mark::from_raw(mark.raw()), Some(mark));

@@ -16,7 +16,6 @@ use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
-    convert::ipvs_protocol,
     data_plane::IpvsDataPlane,
     desired::Rules,
     kernel::{Base, ConnectionCounts, Kernel, Listing, Ours, Prepared, Rejected, Summary, fake::Fake},
@@ -82,7 +81,7 @@ impl MemoryKernel for Memory {
     fn reject(&self, vips: &BTreeSet<Vip>, _: ErrorDetail) {
         let servers = vips.iter().filter_map(|vip| match *vip {
             Vip::AddressPort { address, port, protocol } => {
-                Some(VirtualServerKey::Address(ipvs_protocol(protocol), SocketAddr::new(address, port)))
+                Some(VirtualServerKey::Address(protocol, SocketAddr::new(address, port)))
             }
             Vip::NodePort { .. } | Vip::Address(_) => None,
         });

@@ -7,11 +7,10 @@ use std::{
 };
 
 use netlink::{
-    AddressFamily,
     ipset::IpsetEntry,
-    ipvs::{IpvsProtocol, Scheduling, VirtualServerKey},
+    ipvs::{Scheduling, VirtualServerKey},
 };
-use proto::model::IpFamily;
+use proto::model::{IpFamily, Protocol};
 
 use crate::{mark::Mark, set::SetId};
 
@@ -73,11 +72,7 @@ impl Object {
         match self {
             Self::SetEntry(set, _) => set.family,
             Self::Address(address) => IpFamily::of(address),
-            Self::Server(server) | Self::Destination(server, _) => match server {
-                VirtualServerKey::FwMark(AddressFamily::V4, _) => IpFamily::V4,
-                VirtualServerKey::FwMark(AddressFamily::V6, _) => IpFamily::V6,
-                VirtualServerKey::Address(_, address) => IpFamily::of(&address.ip()),
-            },
+            Self::Server(server) | Self::Destination(server, _) => server.family(),
         }
     }
 }
@@ -100,7 +95,7 @@ impl fmt::Display for Object {
 }
 
 /// The protocol of a virtual server of this backend.
-pub(crate) fn protocol(server: &VirtualServerKey) -> Option<IpvsProtocol> {
+pub(crate) fn protocol(server: &VirtualServerKey) -> Option<Protocol> {
     match server {
         VirtualServerKey::Address(protocol, _) => Some(*protocol),
         VirtualServerKey::FwMark(_, mark) => Mark::from_raw(*mark).and_then(|mark| mark.protocol()),

@@ -14,15 +14,11 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use netlink::{
-    ipset::IpsetEntry,
-    ipvs::{IpvsProtocol, VirtualServerKey},
-};
-use proto::model::IpFamily;
+use netlink::{ipset::IpsetEntry, ipvs::VirtualServerKey};
+use proto::model::{IpFamily, Protocol};
 
 use crate::{
-    convert::ipvs_family,
-    mark::{Mark, PROTOCOLS},
+    mark::Mark,
     object::{Object, Value, Weight, protocol},
     set::{self, SetContent, SetId},
 };
@@ -100,7 +96,7 @@ type AtPorts = HashMap<(IpFamily, u8, u16), Vec<VirtualServerKey>>;
 impl Planner<'_> {
     fn remove(&mut self, object: Object, drain: Drain<'_>) {
         match object {
-            Object::Destination(server, _) if protocol(&server) == Some(IpvsProtocol::Tcp) => {
+            Object::Destination(server, _) if protocol(&server) == Some(Protocol::Tcp) => {
                 match (self.observed.get(&object), drain.until) {
                     _ if drain.idle.contains(&object) => {}
                     (Some(Value::Weight(Weight::Draining(_))), Some(_)) => return,
@@ -157,7 +153,7 @@ impl Planner<'_> {
         let server = |of| Object::Server(VirtualServerKey::Address(of, SocketAddr::new(ip, port)));
         let addresses = SetId { content: SetContent::Addresses, family: IpFamily::of(&ip) };
         !self.observed.contains_key(&Object::SetEntry(addresses, set::address(ip)))
-            && PROTOCOLS.into_iter().any(|of| of as u8 == protocol && self.stays(&server(of)))
+            && Protocol::ALL.into_iter().any(|of| of as u8 == protocol && self.stays(&server(of)))
     }
 
     /// Whether a VIP leads to a virtual server that stays only to drain.
@@ -165,7 +161,7 @@ impl Planner<'_> {
         let (Object::SetEntry(set, _), Some(Value::Mark(mark))) = (object, self.observed.get(object)) else {
             return false;
         };
-        let server = Object::Server(VirtualServerKey::FwMark(ipvs_family(set.family), mark.raw()));
+        let server = Object::Server(VirtualServerKey::FwMark(set.family, mark.raw()));
         self.stays(&server) && !(self.is_desired)(&server)
     }
 
@@ -190,7 +186,7 @@ impl Planner<'_> {
 
     /// Whether a virtual server at an address stays.
     fn serves(&self, address: IpAddr) -> bool {
-        PROTOCOLS.into_iter().any(|protocol| {
+        Protocol::ALL.into_iter().any(|protocol| {
             let at = |port| Object::Server(VirtualServerKey::Address(protocol, SocketAddr::new(address, port)));
             let mut servers = self.observed.range(at(0)..=at(u16::MAX));
             servers.any(|(server, _)| !self.removed.contains(server))

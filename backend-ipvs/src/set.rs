@@ -7,8 +7,6 @@ use ipnet::IpNet;
 use netlink::ipset::{IpsetEntry, IpsetType, NewIpset};
 use proto::model::{IpFamily, PerFamily, Protocol};
 
-use crate::convert::ipvs_family;
-
 /// A set of one address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct SetId {
@@ -93,7 +91,7 @@ impl SetId {
         NewIpset {
             name: self.name(),
             set_type,
-            family: ipvs_family(self.family),
+            family: self.family,
             hash_size: HASH_SIZE,
             max_entries: if is_written_by_rules { MAX_RETURNING } else { MAX_ENTRIES },
             timeout: is_written_by_rules.then_some(RETURNING_TIMEOUT),

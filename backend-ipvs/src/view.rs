@@ -21,7 +21,6 @@ use netlink::{ipset::IpsetEntry, ipvs::VirtualServerKey};
 use proto::model::{IpFamily, Protocol};
 
 use crate::{
-    convert::{ipvs_family, model_protocol},
     kernel::{ConnectionCounts, Connections},
     mark::Mark,
     object::{Object, Value, Weight, protocol},
@@ -92,7 +91,7 @@ pub(crate) fn view(objects: &Objects, connections: &ConnectionCounts) -> Vec<Vir
         });
         Some(VirtualServer {
             family: Object::Server(server).family(),
-            protocol: model_protocol(protocol(&server)?),
+            protocol: protocol(&server)?,
             at,
             vips,
             scheduler: scheduling.scheduler.clone(),
@@ -103,13 +102,13 @@ pub(crate) fn view(objects: &Objects, connections: &ConnectionCounts) -> Vec<Vir
 }
 
 /// The VIPs that lead to each mark.
-fn vips(objects: &Objects) -> BTreeMap<(netlink::AddressFamily, Mark), BTreeSet<Vip>> {
+fn vips(objects: &Objects) -> BTreeMap<(IpFamily, Mark), BTreeSet<Vip>> {
     let mut vips: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for (object, value) in objects {
         if let (Object::SetEntry(set, entry), Value::Mark(mark)) = (object, value)
             && let Some(vip) = vip(*set, entry)
         {
-            vips.entry((ipvs_family(set.family), *mark)).or_default().insert(vip);
+            vips.entry((set.family, *mark)).or_default().insert(vip);
         }
     }
     vips

@@ -8,7 +8,8 @@ use backend::{
     driver::Driver,
     testing::{History, ServiceBuilder, StateBuilder, contract, mk_key, mk_state, transition},
 };
-use netlink::ipvs::{IpvsProtocol, Scheduling, VirtualServerKey};
+use netlink::ipvs::{Scheduling, VirtualServerKey};
+use proto::model::Protocol;
 
 use super::*;
 use crate::{
@@ -58,7 +59,7 @@ const ONE: &str = "10.244.1.1:8080";
 const TWO: &str = "10.244.2.2:8080";
 
 fn cluster_ip() -> VirtualServerKey {
-    VirtualServerKey::Address(IpvsProtocol::Tcp, "10.96.0.1:80".parse().unwrap())
+    VirtualServerKey::Address(Protocol::Tcp, "10.96.0.1:80".parse().unwrap())
 }
 
 fn destination(address: &str) -> Object {
@@ -159,7 +160,7 @@ async fn needed_objects_are_never_removed_and_drained_ones_always() {
                 let stays = desired.contains_key(&object) && after.contains_key(&object);
                 assert!(!(removed && stays), "seed {seed}, step {step}: {object} was removed");
                 let was_tcp = matches!(object, Object::Destination(server, _)
-                    if crate::object::protocol(&server) == Some(IpvsProtocol::Tcp));
+                    if crate::object::protocol(&server) == Some(Protocol::Tcp));
                 assert!(!(removed && was_tcp && before.contains_key(&object)), "{object} had connections");
             }
             kernel.log();
@@ -218,7 +219,7 @@ async fn a_virtual_server_that_drains_is_removed_if_its_address_is_not_on_the_de
     for _ in 0..3 {
         let mut driver = driver(&kernel);
         driver.reconcile_all(&mk_state().build()).await.unwrap();
-        let servers = [lost, elsewhere].map(|ip| VirtualServerKey::Address(IpvsProtocol::Tcp, (ip, 80).into()));
+        let servers = [lost, elsewhere].map(|ip| VirtualServerKey::Address(Protocol::Tcp, (ip, 80).into()));
         assert!(servers.iter().all(|server| kernel.objects().contains_key(&Object::Server(*server))));
         kernel.lose(&Object::Address(lost));
     }
@@ -347,9 +348,9 @@ async fn foreign_virtual_servers_are_never_changed() {
     let scheduling = Value::Scheduling(Scheduling { scheduler: "rr".into(), flags: 0, timeout: 0 });
     let foreign = |server| (Object::Server(server), scheduling.clone());
     let foreign_servers = [
-        foreign(VirtualServerKey::FwMark(netlink::AddressFamily::V4, 7)),
-        foreign(VirtualServerKey::Address(IpvsProtocol::Tcp, "192.0.2.77:80".parse().unwrap())),
-        foreign(VirtualServerKey::Address(IpvsProtocol::Udp, "192.168.1.1:30080".parse().unwrap())),
+        foreign(VirtualServerKey::FwMark(IpFamily::V4, 7)),
+        foreign(VirtualServerKey::Address(Protocol::Tcp, "192.0.2.77:80".parse().unwrap())),
+        foreign(VirtualServerKey::Address(Protocol::Udp, "192.168.1.1:30080".parse().unwrap())),
     ];
     foreign_servers.iter().for_each(|(object, value)| kernel.put(*object, value.clone()));
     let mut history = History::new(5);

@@ -22,7 +22,6 @@ use netlink::ipvs::{self, PERSISTENT, SCHED_FALLBACK, SCHED_PORT, Scheduling};
 use proto::model::{IpFamily, Pool, Protocol, SchedulerFlags, ServicePort, TrafficPolicy};
 
 use crate::{
-    convert::{ipvs_family, ipvs_protocol},
     mark::{Mark, MarkKind},
     object::{Object, Value, Weight},
     set::{self, SetContent, SetId},
@@ -245,7 +244,7 @@ impl Port<'_> {
         };
         let mark = if pool.is_empty() { self.verdict() } else { Mark::CLUSTER_IP };
         self.mark_packets(SetContent::Vips, vip, mark);
-        let server = ipvs::VirtualServerKey::Address(ipvs_protocol(protocol), SocketAddr::new(address, port));
+        let server = ipvs::VirtualServerKey::Address(protocol, SocketAddr::new(address, port));
         self.server(server, pool, self.scheduling());
     }
 
@@ -296,7 +295,7 @@ impl Port<'_> {
         if pool.is_empty() {
             return self.verdict();
         }
-        let protocol = ipvs_protocol(self.service.port.key.protocol);
+        let protocol = self.service.port.key.protocol;
         let has_affinity = self.service.port.affinity_seconds.is_some();
         if has_affinity && kind != MarkKind::Inside && self.context.excess.destinations.is_none() {
             let addresses: Vec<_> = vips.iter().flat_map(|vip| self.sockets(*vip)).collect();
@@ -310,7 +309,7 @@ impl Port<'_> {
             false => self.scheduling(),
         };
         let mark = Mark::new(self.id, protocol, kind);
-        self.server(ipvs::VirtualServerKey::FwMark(ipvs_family(self.family), mark.raw()), pool, scheduling);
+        self.server(ipvs::VirtualServerKey::FwMark(self.family, mark.raw()), pool, scheduling);
         mark
     }
 

@@ -5,7 +5,7 @@ use netlink::ipvs::Scheduling;
 use super::*;
 
 fn server() -> VirtualServerKey {
-    VirtualServerKey::Address(IpvsProtocol::Tcp, "10.96.0.1:80".parse().unwrap())
+    VirtualServerKey::Address(Protocol::Tcp, "10.96.0.1:80".parse().unwrap())
 }
 
 fn scheduling(scheduler: &str) -> Value {

@@ -14,6 +14,8 @@ mod tests;
 
 use std::net::SocketAddr;
 
+use proto::model::Protocol;
+
 pub use handle::ConntrackHandle;
 
 /// One direction of a flow.
@@ -25,21 +27,11 @@ pub struct Tuple {
     pub destination: SocketAddr,
 }
 
-numbered! {
-    /// The protocol of a flow, with its `IPPROTO_*`.
-    FlowProtocol {
-        /// TCP. Connections that are closed (`TIME_WAIT` and `CLOSE`) are not listed.
-        Tcp = 6 "TCP",
-        /// UDP.
-        Udp = 17 "UDP",
-    }
-}
-
-/// A flow.
+/// A flow. TCP connections that are closed (`TIME_WAIT` and `CLOSE`) are not listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow {
     /// Its protocol.
-    pub protocol: FlowProtocol,
+    pub protocol: Protocol,
     /// The direction of its first packet, before NAT.
     pub original: Tuple,
     /// The direction of the replies, before NAT is undone.

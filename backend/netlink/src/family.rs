@@ -1,24 +1,16 @@
-//! The address family, as all subsystems but nf_tables number it.
+//! The numbers of IP families in the messages of all subsystems but nf_tables.
 
-use std::net::IpAddr;
+use proto::model::IpFamily;
 
-numbered! {
-    /// An address family.
-    AddressFamily {
-        /// IPv4, `AF_INET`.
-        V4 = 2,
-        /// IPv6, `AF_INET6`.
-        V6 = 10,
+/// `AF_INET`, `AF_INET6`.
+pub(crate) const fn number(family: IpFamily) -> u8 {
+    match family {
+        IpFamily::V4 => 2,
+        IpFamily::V6 => 10,
     }
 }
 
-impl AddressFamily {
-    /// Both families.
-    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
-
-    /// The family of an address.
-    #[must_use]
-    pub fn of(address: &IpAddr) -> Self {
-        if address.is_ipv4() { Self::V4 } else { Self::V6 }
-    }
+/// The family of a number; `None` for any other family.
+pub(crate) fn from_number(found: u16) -> Option<IpFamily> {
+    IpFamily::ALL.into_iter().find(|family| u16::from(number(*family)) == found)
 }

@@ -8,7 +8,7 @@ mod handle;
 pub use entry::IpsetEntry;
 pub use handle::IpsetHandle;
 
-use crate::AddressFamily;
+use proto::model::IpFamily;
 
 /// A set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Ipset {
     /// The set's type, e.g. `hash:ip,port` or `bitmap:port`.
     pub type_name: String,
     /// The family of its addresses; `None` for a type without addresses.
-    pub family: Option<AddressFamily>,
+    pub family: Option<IpFamily>,
 }
 
 /// A set to create.
@@ -29,7 +29,7 @@ pub struct NewIpset<'a> {
     /// The set's type.
     pub set_type: IpsetType,
     /// The family of its addresses.
-    pub family: AddressFamily,
+    pub family: IpFamily,
     /// The initial size of the hash table; it grows.
     pub hash_size: u32,
     /// The maximum number of entries.

@@ -15,7 +15,7 @@ use std::{fmt, net::SocketAddr, path::Path, sync::Arc};
 pub use command::IpvsCommand;
 pub use handle::IpvsHandle;
 
-use crate::AddressFamily;
+use proto::model::{IpFamily, Protocol};
 
 /// Where the virtual servers of the thread's network namespace can be read; there as soon as the module is loaded.
 const TABLE: &str = "/proc/thread-self/net/ip_vs";
@@ -24,21 +24,9 @@ const TABLE: &str = "/proc/thread-self/net/ip_vs";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum VirtualServerKey {
     /// Packets of a protocol to an address.
-    Address(IpvsProtocol, SocketAddr),
+    Address(Protocol, SocketAddr),
     /// Packets with a mark, of a family.
-    FwMark(AddressFamily, u32),
-}
-
-numbered! {
-    /// A protocol that IPVS has ports for, with its `IPPROTO_*`.
-    IpvsProtocol {
-        /// TCP.
-        Tcp = 6 "tcp",
-        /// UDP.
-        Udp = 17 "udp",
-        /// SCTP.
-        Sctp = 132 "sctp",
-    }
+    FwMark(IpFamily, u32),
 }
 
 /// The scheduler of a virtual server, with its options.
@@ -99,9 +87,9 @@ pub fn is_loaded() -> bool {
 impl VirtualServerKey {
     /// The family of what it serves.
     #[must_use]
-    pub fn family(&self) -> AddressFamily {
+    pub fn family(&self) -> IpFamily {
         match self {
-            Self::Address(_, address) => AddressFamily::of(&address.ip()),
+            Self::Address(_, address) => IpFamily::of(&address.ip()),
             Self::FwMark(family, _) => *family,
         }
     }
@@ -122,14 +110,8 @@ impl Destination {
 impl fmt::Display for VirtualServerKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Address(protocol, address) => write!(f, "{protocol} {address}"),
+            Self::Address(protocol, address) => write!(f, "{} {address}", protocol.lower()),
             Self::FwMark(family, mark) => write!(f, "{family:?} mark {mark}"),
         }
-    }
-}
-
-impl fmt::Display for IpvsProtocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }

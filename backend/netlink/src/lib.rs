@@ -35,7 +35,6 @@ mod socket;
 pub mod testing;
 
 pub use error::{Errno, Error, RejectedOperation, RejectedRequest, Result};
-pub use family::AddressFamily;
 pub use socket::Socket;
 
 #[cfg(test)]

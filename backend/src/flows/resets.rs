@@ -27,8 +27,7 @@ mod tests;
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, Result};
-use netlink::conntrack::FlowProtocol;
-use proto::model::IpFamily;
+use proto::model::{IpFamily, Protocol};
 
 use self::{probe::ProbeSocket, rejecter::Rejected};
 use super::{
@@ -76,7 +75,7 @@ pub(super) fn reset(rejecter: &mut Rejecter, due: &mut Due, mut retain_due: impl
         let socket = ProbeSocket::open(family).context("open a raw socket (requires CAP_NET_RAW)")?;
         due.add_addresses(family, &table.addresses().context("list the addresses of the node")?);
         let mut flows = Vec::new();
-        let visited = table.visit(family, FlowProtocol::Tcp, &mut |flow| {
+        let visited = table.visit(family, Protocol::Tcp, &mut |flow| {
             flows.extend(due.count(&flow).filter(|key| limit.admits(&key.namespace)).map(|_| flow));
             Ok(())
         });

@@ -2,11 +2,8 @@
 
 use std::{collections::HashSet, net::IpAddr, slice};
 
-use netlink::{
-    AddressFamily,
-    conntrack::{ConntrackHandle, Flow, FlowProtocol},
-};
-use proto::model::IpFamily;
+use netlink::conntrack::{ConntrackHandle, Flow};
+use proto::model::{IpFamily, Protocol};
 
 use crate::dataplane::{IPVS_DEVICE, NodePortAddresses};
 
@@ -19,7 +16,7 @@ pub(super) trait FlowTable: Send + 'static {
     fn addresses(&self) -> netlink::Result<HashSet<IpAddr>>;
 
     /// Calls `visit` with each flow. It may delete flows.
-    fn visit(&self, family: IpFamily, protocol: FlowProtocol, visit: Visit<'_>) -> netlink::Result<()>;
+    fn visit(&self, family: IpFamily, protocol: Protocol, visit: Visit<'_>) -> netlink::Result<()>;
 
     /// Calls `visit` with each TCP connection whose SYN has not been answered.
     fn visit_half_open(&self, family: IpFamily, visit: Visit<'_>) -> netlink::Result<()>;
@@ -43,12 +40,12 @@ impl FlowTable for KernelFlowTable {
         Ok(addresses)
     }
 
-    fn visit(&self, family: IpFamily, protocol: FlowProtocol, visit: Visit<'_>) -> netlink::Result<()> {
-        ConntrackHandle::open()?.flows(of_kernel(family), protocol, visit)
+    fn visit(&self, family: IpFamily, protocol: Protocol, visit: Visit<'_>) -> netlink::Result<()> {
+        ConntrackHandle::open()?.flows(family, protocol, visit)
     }
 
     fn visit_half_open(&self, family: IpFamily, visit: Visit<'_>) -> netlink::Result<()> {
-        ConntrackHandle::open()?.half_open(of_kernel(family), visit)
+        ConntrackHandle::open()?.half_open(family, visit)
     }
 
     fn delete(&self, flows: &[Flow]) -> netlink::Result<usize> {
@@ -64,12 +61,5 @@ impl FlowTable for KernelFlowTable {
             }
         }
         Ok(deleted)
-    }
-}
-
-fn of_kernel(family: IpFamily) -> AddressFamily {
-    match family {
-        IpFamily::V4 => AddressFamily::V4,
-        IpFamily::V6 => AddressFamily::V6,
     }
 }

@@ -18,7 +18,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use netlink::conntrack::{Flow, FlowProtocol};
+use netlink::conntrack::Flow;
 use proto::{
     model::{IpFamily, PerFamily, Protocol, ServicePortKey},
     state::ServicePortChange,
@@ -153,7 +153,7 @@ pub(super) fn clean_up(
             Ok(())
         };
         let mut listed = 0_usize;
-        let visited = table.visit(family, FlowProtocol::Udp, &mut |flow| {
+        let visited = table.visit(family, Protocol::Udp, &mut |flow| {
             listed += 1;
             if listed.is_multiple_of(SLICE) {
                 between();

@@ -6,8 +6,8 @@ use std::{
     sync::Arc,
 };
 
-use netlink::conntrack::{Flow, FlowProtocol};
-use proto::model::{IpFamily, PerFamily, Protocol};
+use netlink::conntrack::Flow;
+use proto::model::{IpFamily, PerFamily};
 
 use crate::{
     NodeState, ServicePortState,
@@ -86,10 +86,7 @@ impl<T: Clone> FlowVips<T> {
     /// Those of the address and port to which a flow goes: of a VIP with this address, and of a node port that serves
     /// it.
     pub(super) fn candidates(&self, flow: &Flow) -> [Option<&T>; 2] {
-        let protocol = match flow.protocol {
-            FlowProtocol::Tcp => Protocol::Tcp,
-            FlowProtocol::Udp => Protocol::Udp,
-        };
+        let protocol = flow.protocol;
         let address = flow.original.destination.ip();
         let port = flow.original.destination.port();
         let vip = Vip::AddressPort { address, port, protocol };

@@ -3,10 +3,8 @@
 use std::{fs, io, path::Path};
 
 use anyhow::{Context as _, Result, anyhow};
-use netlink::{
-    AddressFamily,
-    conntrack::{ConntrackHandle, FlowProtocol},
-};
+use netlink::conntrack::ConntrackHandle;
+use proto::model::{IpFamily, Protocol};
 use tracing::{debug, info, warn};
 
 use super::{ConntrackSetting, ConntrackSettings};
@@ -104,8 +102,7 @@ fn unreadable(setting: ConntrackSetting, desired: u64) -> String {
 
 /// Lists flows, which makes the kernel load nf_conntrack. There are none, or it would be loaded.
 fn load_module() {
-    let listed =
-        ConntrackHandle::open().and_then(|mut handle| handle.flows(AddressFamily::V4, FlowProtocol::Udp, |_| Ok(())));
+    let listed = ConntrackHandle::open().and_then(|mut handle| handle.flows(IpFamily::V4, Protocol::Udp, |_| Ok(())));
     if let Err(error) = listed {
         // The missing files are the error to show.
         debug!(%error, "cannot list conntrack flows to load nf_conntrack");

@@ -34,10 +34,10 @@ use backend::dataplane::IPVS_DEVICE;
 use netlink::{
     conntrack::ConntrackHandle,
     ipset::{self, DestroyOutcome},
-    ipvs::{self, IpvsProtocol, VirtualServerKey},
+    ipvs::{self, VirtualServerKey},
     rtnl,
 };
-use proto::model::IpFamily;
+use proto::model::{IpFamily, Protocol};
 
 use super::LeftoverObject;
 use plan::NodePorts;
@@ -73,7 +73,7 @@ impl Leftovers {
         let (busy, idle): (Vec<_>, Vec<_>) = servers.into_iter().partition(|server| server.connections() > 0);
         let deletes_device = has_device && busy.iter().all(KubeProxyServer::is_on_node_port);
         let needed: BTreeSet<_> =
-            busy.iter().filter(|server| server.is_on_node_port()).map(KubeProxyServer::family).collect();
+            busy.iter().filter(|server| server.is_on_node_port()).map(|server| server.service.family()).collect();
         sets.retain(|(family, name)| !(needed.contains(family) && names::holds_node_ports(name)));
         sets.sort();
         Self { idle, busy, deletes_device, sets }
@@ -83,7 +83,7 @@ impl Leftovers {
     pub(crate) fn objects(&self) -> Vec<LeftoverObject> {
         let mut counts = BTreeMap::<_, usize>::new();
         for server in &self.idle {
-            *counts.entry((server.family(), server.is_on_node_port())).or_default() += 1;
+            *counts.entry((server.service.family(), server.is_on_node_port())).or_default() += 1;
         }
         let servers = counts.into_iter().map(|((family, on_node_port), count)| {
             let location = if on_node_port { "a node port" } else { IPVS_DEVICE };
@@ -177,7 +177,7 @@ pub(crate) fn observe() -> Result<(Vec<KubeProxyServer>, bool, Sets)> {
 /// Deletes the conntrack entries of UDP flows through these virtual servers.
 fn delete_udp_flows(deleted: &[KubeProxyServer]) -> Result<()> {
     let udp = deleted.iter().filter_map(|server| match server.service {
-        VirtualServerKey::Address(IpvsProtocol::Udp, address) => Some(address),
+        VirtualServerKey::Address(Protocol::Udp, address) => Some(address),
         _ => None,
     });
     let udp: HashSet<SocketAddr> = udp.collect();

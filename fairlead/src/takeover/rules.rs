@@ -23,7 +23,7 @@ use ::iptables::{Table, save_all};
 use anyhow::Result;
 use backend::{dataplane::Vip, read_rules};
 use netlink::ipvs::VirtualServerKey;
-use proto::model::{IpFamily, Protocol};
+use proto::model::IpFamily;
 use serde::Serialize;
 
 use super::{
@@ -139,7 +139,6 @@ fn read_ipvs() -> Result<KubeProxyRules> {
     for KubeProxyServer { service, kind, destinations } in ipvs::observe()?.0 {
         // kube-proxy creates none for marks.
         let VirtualServerKey::Address(protocol, socket) = service else { continue };
-        let Some(protocol) = Protocol::from_number(protocol as u8) else { continue };
         let (address, port) = (socket.ip(), socket.port());
         let vip = match kind {
             // There is one for each address of the node, all with the same endpoints.

@@ -4,10 +4,7 @@ use std::net::IpAddr;
 
 use ::iptables::Side;
 use ipnet::IpNet;
-use netlink::{
-    AddressFamily,
-    ipset::{Ipset, IpsetEntry},
-};
+use netlink::ipset::{Ipset, IpsetEntry};
 use proto::model::Protocol;
 
 use crate::packet::Packet;
@@ -27,8 +24,7 @@ pub(crate) enum SetLookup {
 pub(crate) fn lookup(set: &Ipset, sides: &[Side], packet: &Packet) -> SetLookup {
     let Some((_, kind)) = set.type_name.split_once(':') else { return SetLookup::Unknown };
     let parts: Vec<_> = kind.split(',').collect();
-    let family = AddressFamily::of(&packet.destination.ip());
-    if set.family.is_some_and(|of| of != family) || sides.len() < parts.len() {
+    if set.family.is_some_and(|of| of != packet.family()) || sides.len() < parts.len() {
         return SetLookup::NeverMatches;
     }
     let mut entry = IpsetEntry::default();
@@ -78,6 +74,8 @@ pub(crate) fn describe(entry: &IpsetEntry) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proto::model::IpFamily;
+
     use super::*;
     use crate::packet::PacketOrigin;
 
@@ -91,7 +89,7 @@ mod tests {
     }
 
     fn described(kind: &str, sides: &[Side]) -> Option<String> {
-        let set = Ipset { name: "set".to_owned(), type_name: kind.to_owned(), family: Some(AddressFamily::V4) };
+        let set = Ipset { name: "set".to_owned(), type_name: kind.to_owned(), family: Some(IpFamily::V4) };
         match lookup(&set, sides, &packet()) {
             SetLookup::Entry(entry) => Some(describe(&entry)),
             SetLookup::NeverMatches => Some("never".to_owned()),
@@ -115,7 +113,7 @@ mod tests {
             assert_eq!(described(kind, sides).as_deref(), Some(expected), "{kind}");
         }
         assert_eq!(described("hash:net,iface", &[S, S]), None);
-        let other = Ipset { name: "set".to_owned(), type_name: "hash:ip".to_owned(), family: Some(AddressFamily::V6) };
+        let other = Ipset { name: "set".to_owned(), type_name: "hash:ip".to_owned(), family: Some(IpFamily::V6) };
         assert_eq!(lookup(&other, &[D], &packet()), SetLookup::NeverMatches);
     }
 

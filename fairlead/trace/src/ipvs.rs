@@ -11,8 +11,7 @@ use std::net::SocketAddr;
 
 use anyhow::Result;
 use netlink::{
-    AddressFamily,
-    ipvs::{Destination, IpvsProtocol, PERSISTENT, VirtualServerKey},
+    ipvs::{Destination, PERSISTENT, VirtualServerKey},
     nft::Hook,
 };
 use proto::model::IpFamily;
@@ -89,12 +88,10 @@ pub(crate) fn schedule(traversal: &mut Traversal<'_>) -> Result<ChainVerdict> {
 /// The virtual server for the packet: first by mark, then by address.
 fn find(traversal: &mut Traversal<'_>) -> Result<Option<(VirtualServerKey, VirtualServer)>> {
     let packet = &traversal.packet;
-    let family = AddressFamily::of(&packet.destination.ip());
-    let by_mark = (traversal.mark != 0).then_some(VirtualServerKey::FwMark(family, traversal.mark));
+    let by_mark = (traversal.mark != 0).then_some(VirtualServerKey::FwMark(packet.family(), traversal.mark));
     let addresses = [packet.destination, SocketAddr::new(packet.destination.ip(), 0)];
-    let by_address = IpvsProtocol::from_number(packet.protocol.number().into())
-        .map(|protocol| addresses.map(|address| VirtualServerKey::Address(protocol, address)));
-    for key in by_mark.into_iter().chain(by_address.into_iter().flatten()) {
+    let by_address = addresses.map(|address| VirtualServerKey::Address(packet.protocol, address));
+    for key in by_mark.into_iter().chain(by_address) {
         if let Some(server) = traversal.kernel.virtual_server(&key)? {
             return Ok(Some((key, server)));
         }

@@ -12,16 +12,14 @@ use std::{
 
 use anyhow::{Context, Result};
 use netlink::{
-    AddressFamily,
     conntrack::ConntrackHandle,
-    ipvs::{Destination, IpvsProtocol, VirtualServerKey},
+    ipvs::{Destination, VirtualServerKey},
     rtnl,
 };
-use nix::libc::IPPROTO_UDP;
+use proto::model::{IpFamily, Protocol};
 
 use super::{Worker, rules};
 use crate::{
-    convert::ipvs_family,
     kernel::Ours,
     object::{Object, Value, protocol},
     plan::Objects,
@@ -32,7 +30,7 @@ use crate::{
 #[derive(Debug, Default)]
 struct UdpVips {
     sockets: HashSet<SocketAddr>,
-    node_ports: HashSet<(AddressFamily, u16)>,
+    node_ports: HashSet<(IpFamily, u16)>,
 }
 
 impl Worker {
@@ -90,7 +88,7 @@ impl Worker {
 /// The connections that the deletion of a virtual server would close. One that a side has closed counts as inactive,
 /// but may still carry data.
 fn count(server: &VirtualServerKey, destinations: &[Destination]) -> u64 {
-    if protocol(server) == Some(IpvsProtocol::Udp) {
+    if protocol(server) == Some(Protocol::Udp) {
         return 0;
     }
     destinations.iter().map(|of| u64::from(of.active) + u64::from(of.inactive)).sum()
@@ -113,7 +111,7 @@ fn entries<'a>(
 ) -> impl Iterator<Item = (SetId, netlink::ipset::IpsetEntry)> + 'a {
     objects.iter().filter_map(move |(object, value)| match (object, value) {
         (Object::SetEntry(set, entry), Value::Mark(mark)) => {
-            let server = VirtualServerKey::FwMark(ipvs_family(set.family), mark.raw());
+            let server = VirtualServerKey::FwMark(set.family, mark.raw());
             is_wanted(&server).then_some((*set, *entry))
         }
         _ => None,
@@ -127,15 +125,15 @@ impl UdpVips {
     fn of(objects: &Objects, deleted: &[VirtualServerKey]) -> Self {
         let mut vips = Self::default();
         for server in deleted {
-            if let VirtualServerKey::Address(IpvsProtocol::Udp, address) = server {
+            if let VirtualServerKey::Address(Protocol::Udp, address) = server {
                 vips.sockets.insert(*address);
             }
         }
         for (set, entry) in entries(objects, |server| deleted.contains(server)) {
             let (Some(port), Some(protocol)) = (entry.port, entry.protocol) else { continue };
             match entry.ip {
-                _ if i32::from(protocol) != IPPROTO_UDP => {}
-                _ if set.has_node_ports() => drop(vips.node_ports.insert((ipvs_family(set.family), port))),
+                _ if protocol != Protocol::Udp.number() => {}
+                _ if set.has_node_ports() => drop(vips.node_ports.insert((set.family, port))),
                 Some(ip) => drop(vips.sockets.insert(SocketAddr::new(ip, port))),
                 None => {}
             }
@@ -148,7 +146,7 @@ impl UdpVips {
             return Ok(());
         }
         let deleted = ConntrackHandle::open()?.delete_udp(|to| {
-            self.sockets.contains(&to) || self.node_ports.contains(&(AddressFamily::of(&to.ip()), to.port()))
+            self.sockets.contains(&to) || self.node_ports.contains(&(IpFamily::of(&to.ip()), to.port()))
         });
         deleted.context("delete the conntrack entries of deleted virtual servers")
     }

@@ -2,13 +2,15 @@
 
 use std::net::SocketAddr;
 
+use ::proto::model::{IpFamily, Protocol};
+
 use super::{
-    ConntrackZone, Flow, FlowProtocol, Tuple,
+    ConntrackZone, Flow, Tuple,
     abi::{self, ip, proto, protoinfo, tcp_state, tuple},
 };
 use crate::{
-    AddressFamily,
     attr::{Attrs, Put},
+    family,
     message::{self, attributes, flags},
 };
 
@@ -25,7 +27,7 @@ pub(crate) fn read(payload: &[u8]) -> Option<Option<Flow>> {
     for attr in attributes(payload)? {
         match attr.kind {
             abi::TUPLE_ORIG => {
-                protocol = FlowProtocol::from_number(protocol_number(attr.nested())?.into());
+                protocol = Protocol::from_number(protocol_number(attr.nested())?);
                 if protocol.is_none() {
                     return Some(None);
                 }
@@ -82,9 +84,9 @@ pub(crate) fn read_tuple(attributes: Attrs<'_>) -> Option<Tuple> {
 
 /// Appends a request for this flow, or to delete it, but not a later one with the same tuples.
 pub(crate) fn write_request(buf: &mut Vec<u8>, command: u16, flow: &Flow, more_flags: u16, seq: u32) {
-    put(buf, command, more_flags, seq, AddressFamily::of(&flow.original.destination.ip()), |buf| {
+    put(buf, command, more_flags, seq, IpFamily::of(&flow.original.destination.ip()), |buf| {
         buf.nest(abi::TUPLE_ORIG, |buf| {
-            write_tuple(buf, flow.protocol.number() as u8, &flow.original);
+            write_tuple(buf, flow.protocol.number(), &flow.original);
             if let ConntrackZone::Original(zone) = flow.zone {
                 buf.put_u16(tuple::ZONE, zone);
             }
@@ -118,9 +120,9 @@ pub(super) fn put(
     command: u16,
     more_flags: u16,
     seq: u32,
-    family: AddressFamily,
+    family: IpFamily,
     body: impl FnOnce(&mut Vec<u8>),
 ) {
     let flags = flags::REQUEST | more_flags;
-    message::put(buf, abi::SUBSYSTEM | command, flags, seq, [family.number() as u8, 0, 0, 0], body);
+    message::put(buf, abi::SUBSYSTEM | command, flags, seq, [family::number(family), 0, 0, 0], body);
 }

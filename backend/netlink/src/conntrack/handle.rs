@@ -2,18 +2,20 @@
 
 use std::net::SocketAddr;
 
+use ::proto::model::{IpFamily, Protocol};
+use nix::libc;
+
 use super::{
-    Flow, FlowProtocol, Tuple,
+    Flow, Tuple,
     abi::{self, filter, msg, proto, tuple},
     flow,
 };
 use crate::{
-    AddressFamily, Error, Result, Socket,
+    Error, Result, Socket,
     attr::Put,
     exchange::{SEQ, collect, exchange, submit_each},
     message::{attributes, flags},
 };
-use nix::libc;
 
 /// The number of deletions per send. The kernel may reply to each, and a receive buffer of the default size
 /// holds 256 replies.
@@ -31,7 +33,7 @@ pub struct ConntrackHandle {
 /// Which flows are dumped.
 #[derive(Clone, Copy, Debug)]
 struct Selection {
-    protocol: FlowProtocol,
+    protocol: Protocol,
     /// TCP connections whose SYN has not been answered. Since Linux 5.19 the kernel omits answered ones if it filters.
     only_half_open: bool,
 }
@@ -58,12 +60,7 @@ impl ConntrackHandle {
     ///
     /// # Errors
     /// When the kernel rejects the dump, or `visit` fails, which ends the dump.
-    pub fn flows(
-        &mut self,
-        family: AddressFamily,
-        protocol: FlowProtocol,
-        visit: impl FnMut(Flow) -> Result<()>,
-    ) -> Result<()> {
+    pub fn flows(&mut self, family: IpFamily, protocol: Protocol, visit: impl FnMut(Flow) -> Result<()>) -> Result<()> {
         self.selected(family, Selection { protocol, only_half_open: false }, visit)
     }
 
@@ -71,8 +68,8 @@ impl ConntrackHandle {
     ///
     /// # Errors
     /// When the kernel rejects the dump, or `visit` fails, which ends the dump.
-    pub fn half_open(&mut self, family: AddressFamily, visit: impl FnMut(Flow) -> Result<()>) -> Result<()> {
-        self.selected(family, Selection { protocol: FlowProtocol::Tcp, only_half_open: true }, visit)
+    pub fn half_open(&mut self, family: IpFamily, visit: impl FnMut(Flow) -> Result<()>) -> Result<()> {
+        self.selected(family, Selection { protocol: Protocol::Tcp, only_half_open: true }, visit)
     }
 
     /// The flow as it is now; `None` if it has ended.
@@ -90,7 +87,7 @@ impl ConntrackHandle {
 
     fn selected(
         &mut self,
-        family: AddressFamily,
+        family: IpFamily,
         selection: Selection,
         mut visit: impl FnMut(Flow) -> Result<()>,
     ) -> Result<()> {
@@ -122,9 +119,9 @@ impl ConntrackHandle {
     /// # Errors
     /// When the kernel rejects a dump or a deletion.
     pub fn delete_udp(&mut self, is_stale: impl Fn(SocketAddr) -> bool) -> Result<()> {
-        for family in AddressFamily::ALL {
+        for family in IpFamily::ALL {
             let mut stale = Vec::new();
-            self.flows(family, FlowProtocol::Udp, |flow| {
+            self.flows(family, Protocol::Udp, |flow| {
                 stale.extend(is_stale(flow.original.destination).then_some(flow));
                 Ok(())
             })?;
@@ -140,7 +137,7 @@ impl ConntrackHandle {
     /// When the kernel rejects the request.
     pub fn reply(&mut self, protocol: u8, original: &Tuple) -> Result<Option<Tuple>> {
         self.buf.clear();
-        let family = AddressFamily::of(&original.destination.ip());
+        let family = IpFamily::of(&original.destination.ip());
         flow::put(&mut self.buf, msg::GET, flags::ACK, SEQ, family, |buf| {
             buf.nest(abi::TUPLE_ORIG, |buf| flow::write_tuple(buf, protocol, original));
         });
@@ -159,14 +156,14 @@ impl ConntrackHandle {
 
     fn dump(
         &mut self,
-        family: AddressFamily,
+        family: IpFamily,
         selection: Selection,
         visit: &mut impl FnMut(Flow) -> Result<()>,
     ) -> Result<()> {
         self.buf.clear();
         write_dump(&mut self.buf, family, selection, self.filter);
         let Selection { protocol, only_half_open } = selection;
-        let name = format!("list {} flows", protocol.name());
+        let name = format!("list {protocol} flows");
         exchange(&mut self.socket, &self.buf, &name, |message| {
             match flow::read(message.payload).ok_or(Error::Malformed("a flow"))? {
                 Some(flow) if flow.protocol == protocol && (!only_half_open || flow.is_half_open) => visit(flow),
@@ -191,13 +188,11 @@ impl ConntrackHandle {
 }
 
 /// Appends a request for all flows of a family, only for those that are selected if the kernel filters.
-fn write_dump(buf: &mut Vec<u8>, family: AddressFamily, selection: Selection, filter: Filter) {
+fn write_dump(buf: &mut Vec<u8>, family: IpFamily, selection: Selection, filter: Filter) {
     let Selection { protocol, only_half_open } = selection;
     flow::put(buf, msg::GET, flags::DUMP, SEQ, family, |buf| {
         if filter == Filter::Kernel {
-            buf.nest(abi::TUPLE_ORIG, |buf| {
-                buf.nest(tuple::PROTO, |buf| buf.put(proto::NUM, &[protocol.number() as u8]))
-            });
+            buf.nest(abi::TUPLE_ORIG, |buf| buf.nest(tuple::PROTO, |buf| buf.put(proto::NUM, &[protocol.number()])));
             // Unlike other numbers of conntrack in host byte order.
             buf.nest(abi::FILTER, |buf| {
                 buf.put_ne_u32(filter::ORIG_FLAGS, filter::PROTO_NUM);
@@ -223,8 +218,8 @@ mod tests {
     #[test]
     fn the_request_for_a_dump_equals_that_of_conntrack() {
         let mut ours = Vec::new();
-        let udp = Selection { protocol: FlowProtocol::Udp, only_half_open: false };
-        write_dump(&mut ours, AddressFamily::V6, udp, Filter::Client);
+        let udp = Selection { protocol: Protocol::Udp, only_half_open: false };
+        write_dump(&mut ours, IpFamily::V6, udp, Filter::Client);
         let theirs = sent("conntrack -L -f ipv6 -p udp");
         // Except the sequence number.
         assert_eq!((&ours[..8], &ours[16..]), (&theirs[..8], &theirs[16..]));

@@ -4,8 +4,10 @@ pub(super) mod captured;
 
 use std::{net::UdpSocket, process::Command};
 
+use ::proto::model::IpFamily;
+
 use super::{handle::Filter, *};
-use crate::{AddressFamily, testing::in_netns};
+use crate::testing::in_netns;
 
 /// Runs a program in the thread's network namespace and returns its output.
 fn run(program: &str, args: &str) -> String {
@@ -24,10 +26,10 @@ fn insert(protocol: &str, port: u16, more: &str) {
     run("conntrack", &args);
 }
 
-fn list(handle: &mut ConntrackHandle, family: AddressFamily) -> Vec<Flow> {
+fn list(handle: &mut ConntrackHandle, family: IpFamily) -> Vec<Flow> {
     let mut list = Vec::new();
     handle
-        .flows(family, FlowProtocol::Udp, |flow| {
+        .flows(family, Protocol::Udp, |flow| {
             list.push(flow);
             Ok(())
         })
@@ -53,8 +55,8 @@ fn only_udp_of_the_family_is_dumped_from_all_zones() {
             |list: Vec<Flow>| -> Vec<_> { list.iter().map(|flow| (flow.original.source.port(), flow.zone)).collect() };
         let expected =
             [(4000, ConntrackZone::Both(0)), (4001, ConntrackZone::Both(7)), (4002, ConntrackZone::Original(8))];
-        assert_eq!(seen(list(&mut handle, AddressFamily::V4)), expected);
-        let v6 = list(&mut handle, AddressFamily::V6);
+        assert_eq!(seen(list(&mut handle, IpFamily::V4)), expected);
+        let v6 = list(&mut handle, IpFamily::V6);
         assert_eq!(v6[0].reply.source, "[fd00:244::5]:5353".parse().unwrap());
         assert_eq!(seen(v6), [(4003, ConntrackZone::Both(0))]);
 
@@ -62,10 +64,10 @@ fn only_udp_of_the_family_is_dumped_from_all_zones() {
         assert_eq!(handle.filter, Filter::Kernel);
         let mut own = ConntrackHandle::open().unwrap();
         own.filter = Filter::Client;
-        assert_eq!(list(&mut own, AddressFamily::V4), list(&mut handle, AddressFamily::V4));
+        assert_eq!(list(&mut own, IpFamily::V4), list(&mut handle, IpFamily::V4));
 
         // Deleting them deletes no other flow.
-        for family in [AddressFamily::V4, AddressFamily::V6] {
+        for family in [IpFamily::V4, IpFamily::V6] {
             let flows = list(&mut handle, family);
             assert_eq!(handle.delete(&flows), Ok(flows.len()));
             assert_eq!(list(&mut handle, family), []);
@@ -87,7 +89,7 @@ fn only_an_answered_open_tcp_connection_is_established() {
             list.push((flow.original.source.port(), flow.is_established));
             Ok(())
         };
-        ConntrackHandle::open().unwrap().flows(AddressFamily::V4, FlowProtocol::Tcp, visit).unwrap();
+        ConntrackHandle::open().unwrap().flows(IpFamily::V4, Protocol::Tcp, visit).unwrap();
         list.sort_unstable();
         assert_eq!(list, [(1, true), (2, false), (3, false), (4, false)]);
     });
@@ -111,7 +113,7 @@ fn only_a_tcp_connection_without_an_answer_is_half_open() {
                 list.push(flow);
                 Ok(())
             };
-            handle.half_open(AddressFamily::V4, visit).unwrap();
+            handle.half_open(IpFamily::V4, visit).unwrap();
             list.sort_by_key(|flow| flow.original.source);
             let ports: Vec<_> = list.iter().map(|flow| flow.original.source.port()).collect();
             assert_eq!((ports, handle.filter), (vec![1, 7], filter));
@@ -125,7 +127,7 @@ fn only_a_tcp_connection_without_an_answer_is_half_open() {
                 answered.extend((flow.original.source.port() == 3).then_some(flow));
                 Ok(())
             };
-            handle.flows(AddressFamily::V4, FlowProtocol::Tcp, visit).unwrap();
+            handle.flows(IpFamily::V4, Protocol::Tcp, visit).unwrap();
             assert!(!answered[0].is_half_open);
             assert_eq!(handle.find(&answered[0]), Ok(Some(answered[0])));
             run("conntrack", "-D -p tcp --sport 1");
@@ -140,18 +142,18 @@ fn deleting_an_old_flow_keeps_a_new_one_with_the_same_tuples() {
     in_netns(|| {
         let mut handle = ConntrackHandle::open().unwrap();
         insert("udp", 4000, "");
-        let old = list(&mut handle, AddressFamily::V4);
+        let old = list(&mut handle, IpFamily::V4);
         run("conntrack", "-F");
         insert("udp", 4000, "");
-        let new = list(&mut handle, AddressFamily::V4);
+        let new = list(&mut handle, IpFamily::V4);
         assert_eq!(old[0].original, new[0].original);
         if old[0].id != new[0].id {
             assert_eq!(handle.delete(&old), Ok(0));
-            assert_eq!(list(&mut handle, AddressFamily::V4), new);
+            assert_eq!(list(&mut handle, IpFamily::V4), new);
         }
         let other = Flow { id: !new[0].id, ..new[0] };
         assert_eq!(handle.delete(&[other, new[0], other]), Ok(1), "between two missing flows");
-        assert_eq!(list(&mut handle, AddressFamily::V4), []);
+        assert_eq!(list(&mut handle, IpFamily::V4), []);
     });
 }
 
@@ -167,17 +169,17 @@ fn a_translated_flow_is_listed_with_both_tuples() {
         client.send_to(b"ping", "127.0.0.10:53").unwrap();
         server.recv(&mut [0; 4]).unwrap();
         let mut handle = ConntrackHandle::open().unwrap();
-        let flows = list(&mut handle, AddressFamily::V4);
+        let flows = list(&mut handle, IpFamily::V4);
         let address = |text: &str| text.parse().unwrap();
         let expected = Flow {
-            protocol: FlowProtocol::Udp,
+            protocol: Protocol::Udp,
             original: Tuple { source: address("127.0.0.1:4000"), destination: address("127.0.0.10:53") },
             reply: Tuple { source: address("127.0.0.1:5353"), destination: address("127.0.0.1:4000") },
             ..flows[0]
         };
         assert_eq!(flows, [expected]);
         assert_eq!(handle.delete(&flows), Ok(1));
-        assert_eq!(list(&mut handle, AddressFamily::V4), []);
+        assert_eq!(list(&mut handle, IpFamily::V4), []);
     });
 }
 
@@ -187,12 +189,12 @@ fn an_aborted_dump_does_not_disturb_the_next() {
         let lines: String = (1..=1000).map(line).collect();
         load(&lines);
         let (mut handle, mut seen) = (ConntrackHandle::open().unwrap(), 0);
-        let stopped = handle.flows(AddressFamily::V4, FlowProtocol::Udp, |_| {
+        let stopped = handle.flows(IpFamily::V4, Protocol::Udp, |_| {
             seen += 1;
             if seen < 10 { Ok(()) } else { Err(crate::Error::Malformed("stop")) }
         });
         assert_eq!((stopped, seen), (Err(crate::Error::Malformed("stop")), 10));
-        assert_eq!(list(&mut handle, AddressFamily::V4).len(), 1000);
+        assert_eq!(list(&mut handle, IpFamily::V4).len(), 1000);
     });
 }
 
@@ -204,7 +206,7 @@ fn a_hundred_thousand_flows_need_a_small_buffer() {
         load(&(1..=FLOWS).map(line).collect::<String>());
         let (mut reader, mut deleter) = (ConntrackHandle::open().unwrap(), ConntrackHandle::open().unwrap());
         let (mut batch, mut deleted, mut seen) = (Vec::with_capacity(256), 0, 0);
-        let result = reader.flows(AddressFamily::V4, FlowProtocol::Udp, |flow| {
+        let result = reader.flows(IpFamily::V4, Protocol::Udp, |flow| {
             seen += 1;
             batch.push(flow);
             if batch.len() == 256 {
@@ -217,7 +219,7 @@ fn a_hundred_thousand_flows_need_a_small_buffer() {
         deleted += deleter.delete(&batch).unwrap();
         assert!(seen >= FLOWS, "{seen}");
         assert_eq!(deleted, FLOWS);
-        assert_eq!(list(&mut reader, AddressFamily::V4), []);
+        assert_eq!(list(&mut reader, IpFamily::V4), []);
         assert!(reader.allocated_bytes() + deleter.allocated_bytes() < 128 << 10, "requests of a bounded size");
     });
 }

@@ -1,12 +1,15 @@
 //! Requests for sets and entries, and the sets and entries in replies.
 
+use proto::model::IpFamily;
+
 use super::{
-    AddressFamily, Ipset, IpsetEntry, NewIpset,
+    Ipset, IpsetEntry, NewIpset,
     abi::{self, attr, cmd, create},
 };
 use crate::{
     attr::{Put, attrs},
     exchange::SEQ,
+    family,
     message::{self, attributes, flags},
 };
 
@@ -37,7 +40,7 @@ pub(super) fn write_create(buf: &mut Vec<u8>, set: &NewIpset<'_>) {
         buf.put_str(attr::SETNAME, set.name);
         buf.put_str(attr::TYPENAME, set.set_type.name());
         buf.put(attr::REVISION, &[set.set_type.revision()]);
-        buf.put(attr::FAMILY, &[set.family.number() as u8]);
+        buf.put(attr::FAMILY, &[family::number(set.family)]);
         buf.nest(attr::DATA, |buf| {
             if set.has_marks {
                 buf.put_u32(create::CADT_FLAGS | abi::NET_BYTEORDER, abi::WITH_SKBINFO);
@@ -96,7 +99,7 @@ pub(crate) fn read_size(payload: &[u8]) -> Option<u32> {
 pub(crate) fn read_set(payload: &[u8]) -> Option<Ipset> {
     let attributes = attributes(payload)?;
     let text = |kind| attributes.find(kind)?.str().map(str::to_owned);
-    let family = AddressFamily::from_number(attributes.find(attr::FAMILY)?.u8()?.into());
+    let family = family::from_number(attributes.find(attr::FAMILY)?.u8()?.into());
     Some(Ipset { name: text(attr::SETNAME)?, type_name: text(attr::TYPENAME)?, family })
 }
 
@@ -108,7 +111,7 @@ pub(crate) fn read_entries(payload: &[u8]) -> Option<Vec<IpsetEntry>> {
 
 /// Appends a request. Its header has the family IPv4, also for IPv6 sets.
 fn put(buf: &mut Vec<u8>, command: u16, more_flags: u16, body: impl FnOnce(&mut Vec<u8>)) {
-    let subheader = [AddressFamily::V4.number() as u8, 0, 0, 0];
+    let subheader = [family::number(IpFamily::V4), 0, 0, 0];
     message::put(buf, abi::SUBSYSTEM | command, flags::REQUEST | more_flags, SEQ, subheader, |buf| {
         buf.put(attr::PROTOCOL, &[abi::PROTOCOL]);
         body(buf);

@@ -3,12 +3,15 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use proto::model::{IpFamily, Protocol};
+
 use super::{
-    AddressFamily, Destination, IpvsProtocol, IpvsTimeouts, Scheduling, VirtualServerKey,
+    Destination, IpvsTimeouts, Scheduling, VirtualServerKey,
     abi::{self, dest, svc},
 };
 use crate::{
     attr::{Attr, Attrs, Put},
+    family,
     message::attributes,
 };
 
@@ -31,7 +34,7 @@ pub(super) fn write_scheduling(buf: &mut Vec<u8>, service: &VirtualServerKey, sc
     buf.put(svc::FLAGS, &flags);
     buf.put_ne_u32(svc::TIMEOUT, scheduling.timeout);
     // Persistence per client address: a mask in IPv4, a prefix length in IPv6.
-    let mask: u32 = if service.family() == AddressFamily::V4 { u32::MAX } else { 128 };
+    let mask: u32 = if service.family() == IpFamily::V4 { u32::MAX } else { 128 };
     buf.put_ne_u32(svc::NETMASK, mask);
     buf.close(start);
 }
@@ -44,17 +47,14 @@ pub(super) fn write_timeouts(buf: &mut Vec<u8>, timeouts: &IpvsTimeouts) {
 }
 
 fn write_key(buf: &mut Vec<u8>, service: &VirtualServerKey) {
+    buf.put_ne_u16(svc::AF, family::number(service.family()).into());
     match service {
         VirtualServerKey::Address(protocol, address) => {
-            buf.put_ne_u16(svc::AF, AddressFamily::of(&address.ip()).number() as u16);
-            buf.put_ne_u16(svc::PROTOCOL, protocol.number() as u16);
+            buf.put_ne_u16(svc::PROTOCOL, protocol.number().into());
             buf.put(svc::ADDR, &address_bytes(address.ip()));
             buf.put_u16(svc::PORT, address.port());
         }
-        VirtualServerKey::FwMark(family, mark) => {
-            buf.put_ne_u16(svc::AF, family.number() as u16);
-            buf.put_ne_u32(svc::FWMARK, *mark);
-        }
+        VirtualServerKey::FwMark(_, mark) => buf.put_ne_u32(svc::FWMARK, *mark),
     }
 }
 
@@ -62,7 +62,7 @@ fn write_key(buf: &mut Vec<u8>, service: &VirtualServerKey) {
 pub(crate) fn write_destination(buf: &mut Vec<u8>, destination: &Destination) {
     let start = buf.open(abi::DEST);
     let address = &destination.address;
-    buf.put_ne_u16(dest::ADDR_FAMILY, AddressFamily::of(&address.ip()).number() as u16);
+    buf.put_ne_u16(dest::ADDR_FAMILY, family::number(IpFamily::of(&address.ip())).into());
     buf.put(dest::ADDR, &address_bytes(address.ip()));
     buf.put_u16(dest::PORT, address.port());
     buf.put_ne_u32(dest::FWD_METHOD, destination.forwarding);
@@ -75,11 +75,11 @@ pub(crate) fn write_destination(buf: &mut Vec<u8>, destination: &Destination) {
 /// The virtual server in a message of a dump; `None` if a required attribute is missing.
 pub(crate) fn read_service(payload: &[u8]) -> Option<VirtualServerKey> {
     let nest = content(payload, abi::SERVICE)?;
-    let family = family(&nest.find(svc::AF)?)?;
+    let family = read_family(&nest.find(svc::AF)?)?;
     if let Some(mark) = nest.find(svc::FWMARK) {
         return Some(VirtualServerKey::FwMark(family, mark.ne_u32()?));
     }
-    let protocol = IpvsProtocol::from_number(nest.find(svc::PROTOCOL)?.ne_u16()?.into())?;
+    let protocol = Protocol::from_number(nest.find(svc::PROTOCOL)?.ne_u16()?.try_into().ok()?)?;
     let ip = ip(family, &nest.find(svc::ADDR)?)?;
     Some(VirtualServerKey::Address(protocol, SocketAddr::new(ip, nest.find(svc::PORT)?.u16()?)))
 }
@@ -110,7 +110,7 @@ pub(crate) fn read_timeouts(payload: &[u8]) -> Option<IpvsTimeouts> {
 pub(crate) fn read_destination(payload: &[u8]) -> Option<Destination> {
     let nest = content(payload, abi::DEST)?;
     let number = |kind| nest.find(kind)?.ne_u32();
-    let ip = ip(family(&nest.find(dest::ADDR_FAMILY)?)?, &nest.find(dest::ADDR)?)?;
+    let ip = ip(read_family(&nest.find(dest::ADDR_FAMILY)?)?, &nest.find(dest::ADDR)?)?;
     Some(Destination {
         address: SocketAddr::new(ip, nest.find(dest::PORT)?.u16()?),
         forwarding: number(dest::FWD_METHOD)?,
@@ -126,15 +126,15 @@ fn content(payload: &[u8], kind: u16) -> Option<Attrs<'_>> {
     Some(attributes(payload)?.find(kind)?.nested())
 }
 
-fn family(attr: &Attr<'_>) -> Option<AddressFamily> {
-    AddressFamily::from_number(attr.ne_u16()?.into())
+fn read_family(attr: &Attr<'_>) -> Option<IpFamily> {
+    family::from_number(attr.ne_u16()?)
 }
 
-fn ip(family: AddressFamily, attr: &Attr<'_>) -> Option<IpAddr> {
+fn ip(family: IpFamily, attr: &Attr<'_>) -> Option<IpAddr> {
     let bytes = attr.payload.first_chunk::<ADDRESS>()?;
     Some(match family {
-        AddressFamily::V4 => IpAddr::from(*bytes.first_chunk::<4>()?),
-        AddressFamily::V6 => Ipv6Addr::from(*bytes).into(),
+        IpFamily::V4 => IpAddr::from(*bytes.first_chunk::<4>()?),
+        IpFamily::V6 => Ipv6Addr::from(*bytes).into(),
     })
 }
 

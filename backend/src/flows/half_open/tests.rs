@@ -5,7 +5,8 @@ use std::{
     collections::HashSet,
 };
 
-use netlink::conntrack::{ConntrackZone, FlowProtocol, Tuple};
+use netlink::conntrack::{ConntrackZone, Tuple};
+use proto::model::Protocol;
 
 use super::*;
 use crate::{
@@ -34,7 +35,7 @@ impl Table {
         let client: IpAddr = if to.is_ipv4() { "10.9.9.9".parse() } else { "fd00:9::9".parse() }.unwrap();
         let client = SocketAddr::new(client, number);
         flows.push(Flow {
-            protocol: FlowProtocol::Tcp,
+            protocol: Protocol::Tcp,
             original: Tuple { source: client, destination: to },
             reply: Tuple { source: answered_by, destination: client },
             id: u32::from(number),
@@ -61,12 +62,7 @@ impl FlowTable for Table {
         Ok(["192.168.1.1".parse().unwrap(), "192.168.7.7".parse().unwrap()].into())
     }
 
-    fn visit(
-        &self,
-        _: IpFamily,
-        _: FlowProtocol,
-        _: &mut dyn FnMut(Flow) -> netlink::Result<()>,
-    ) -> netlink::Result<()> {
+    fn visit(&self, _: IpFamily, _: Protocol, _: &mut dyn FnMut(Flow) -> netlink::Result<()>) -> netlink::Result<()> {
         unreachable!("answered connections are not listed")
     }
 

@@ -12,11 +12,11 @@ use std::{
 use anyhow::anyhow;
 use iptables::{Tools, Variant, block_on};
 use netlink::{
-    conntrack::{ConntrackZone, Flow, FlowProtocol, Tuple},
+    conntrack::{ConntrackZone, Flow, Tuple},
     nft::NftHandle,
     testing::in_netns,
 };
-use proto::model::{Endpoint, IpFamily};
+use proto::model::{Endpoint, IpFamily, Protocol};
 
 use super::{
     Due, Rest, chain,
@@ -36,7 +36,7 @@ fn flow(to: &str, answered_by: &str) -> Flow {
     let (to, answered_by): (SocketAddr, SocketAddr) = (to.parse().unwrap(), answered_by.parse().unwrap());
     let client = SocketAddr::new(if to.is_ipv4() { [10, 9, 9, 9].into() } else { "fd00:9::9".parse().unwrap() }, 4000);
     Flow {
-        protocol: FlowProtocol::Tcp,
+        protocol: Protocol::Tcp,
         original: Tuple { source: client, destination: to },
         reply: Tuple { source: answered_by, destination: client },
         id: 1,

@@ -10,7 +10,7 @@ fn flow(to: &str, answered_by: &str) -> Flow {
     let client: IpAddr = if to.is_ipv4() { "10.244.9.9".parse() } else { "fd00:244:9::9".parse() }.unwrap();
     let client = SocketAddr::new(client, 4000);
     Flow {
-        protocol: FlowProtocol::Udp,
+        protocol: Protocol::Udp,
         original: Tuple { source: client, destination: to },
         reply: Tuple { source: answered_by, destination: client },
         id: 1,

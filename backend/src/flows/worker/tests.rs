@@ -11,10 +11,10 @@ use std::{
 };
 
 use netlink::{
-    conntrack::{ConntrackZone, Flow, FlowProtocol, Tuple},
+    conntrack::{ConntrackZone, Flow, Tuple},
     testing::in_netns,
 };
-use proto::model::{IpFamily, ServicePortFailure};
+use proto::model::{IpFamily, Protocol, ServicePortFailure};
 
 use super::*;
 use crate::{
@@ -468,7 +468,7 @@ impl FlowTable for BlockingTable {
     fn visit(
         &self,
         _: IpFamily,
-        _: FlowProtocol,
+        _: Protocol,
         visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
     ) -> netlink::Result<()> {
         self.record.lock().unwrap().0 += 1;
@@ -479,7 +479,7 @@ impl FlowTable for BlockingTable {
         let address = |text: &str, port| SocketAddr::new(text.parse().unwrap(), port);
         (1..=self.flows).try_for_each(|port| {
             visit(Flow {
-                protocol: FlowProtocol::Udp,
+                protocol: Protocol::Udp,
                 original: Tuple { source: address("10.9.9.9", port), destination: address("10.96.0.10", 53) },
                 reply: Tuple { source: address("10.244.1.9", 53), destination: address("10.9.9.9", port) },
                 id: u32::from(port),

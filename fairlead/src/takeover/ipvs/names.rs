@@ -1,7 +1,6 @@
 //! The names of the sets that kube-proxy creates in its IPVS mode.
 
-use netlink::ipvs::IpvsProtocol;
-use proto::model::IpFamily;
+use proto::model::{IpFamily, Protocol};
 
 /// Those of IPv4, without their common prefix.
 const SETS: [&str; 17] = [
@@ -42,11 +41,11 @@ pub(super) fn holds_node_ports(set: &str) -> bool {
 }
 
 /// The protocol of the ports in such a set, whose entries do not contain it.
-pub(super) fn protocol(set: &str) -> IpvsProtocol {
-    [("-TCP", IpvsProtocol::Tcp), ("-UDP", IpvsProtocol::Udp)]
+pub(super) fn protocol(set: &str) -> Protocol {
+    [("-TCP", Protocol::Tcp), ("-UDP", Protocol::Udp)]
         .into_iter()
         .find_map(|(end, protocol)| set.ends_with(end).then_some(protocol))
-        .unwrap_or(IpvsProtocol::Sctp)
+        .unwrap_or(Protocol::Sctp)
 }
 
 fn truncate(name: &str) -> &str {

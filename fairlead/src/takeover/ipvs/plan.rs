@@ -6,10 +6,10 @@ use std::{
 };
 
 use netlink::{
-    AddressFamily, ipset,
-    ipvs::{Destination, IpvsProtocol, VirtualServerKey},
+    ipset,
+    ipvs::{Destination, VirtualServerKey},
 };
-use proto::model::IpFamily;
+use proto::model::{IpFamily, Protocol};
 
 /// What makes a virtual server one of kube-proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(crate) struct KubeProxyServer {
 pub(super) struct NodePorts {
     /// The node's addresses, without those of the device.
     local: HashSet<IpAddr>,
-    sockets: HashSet<(IpvsProtocol, SocketAddr)>,
+    sockets: HashSet<(Protocol, SocketAddr)>,
 }
 
 /// The kind of a virtual server; `None` for one of another program.
@@ -56,7 +56,7 @@ impl NodePorts {
     }
 
     /// Adds the entries of one of kube-proxy's sets: ports, or for SCTP addresses with ports.
-    pub(super) fn extend(&mut self, family: IpFamily, protocol: IpvsProtocol, entries: &[ipset::IpsetEntry]) {
+    pub(super) fn extend(&mut self, family: IpFamily, protocol: Protocol, entries: &[ipset::IpsetEntry]) {
         for entry in entries {
             let Some(port) = entry.port else { continue };
             let is_in_entry = |ip: &&IpAddr| IpFamily::of(ip) == family && entry.ip.is_none_or(|of| of == **ip);
@@ -77,10 +77,6 @@ impl NodePorts {
 }
 
 impl KubeProxyServer {
-    pub(super) fn family(&self) -> IpFamily {
-        if self.service.family() == AddressFamily::V4 { IpFamily::V4 } else { IpFamily::V6 }
-    }
-
     pub(super) fn is_on_node_port(&self) -> bool {
         self.kind == ServerKind::NodePort
     }
@@ -90,7 +86,7 @@ impl KubeProxyServer {
     pub(super) fn connections(&self) -> u64 {
         match self.service {
             // Their conntrack entries are deleted.
-            VirtualServerKey::Address(IpvsProtocol::Udp, _) => 0,
+            VirtualServerKey::Address(Protocol::Udp, _) => 0,
             _ => self.destinations.iter().map(|of| u64::from(of.active) + u64::from(of.inactive)).sum(),
         }
     }

@@ -90,7 +90,7 @@ fn element(address: &str, port: u16) -> Element {
 }
 
 fn set(name: &str, kind: &str, entries: &[Element]) -> (ipset::Ipset, Vec<Element>) {
-    let family = (kind != "bitmap:port").then_some(AddressFamily::V4);
+    let family = (kind != "bitmap:port").then_some(IpFamily::V4);
     (ipset::Ipset { name: name.to_owned(), type_name: kind.to_owned(), family }, entries.to_vec())
 }
 
@@ -101,7 +101,7 @@ fn server(scheduler: &str, flags: u32, destinations: &[(&str, u32)]) -> VirtualS
 }
 
 fn tcp(address: &str) -> VirtualServerKey {
-    VirtualServerKey::Address(IpvsProtocol::Tcp, address.parse().unwrap())
+    VirtualServerKey::Address(Protocol::Tcp, address.parse().unwrap())
 }
 
 /// Three endpoints, of which the last drains.
@@ -250,7 +250,7 @@ fn with_marks() -> FakeKernel {
         set("RESTRICTED", "hash:ip,port", &[element(CLUSTER_IP, 443)]),
         set("SOURCES", "hash:ip,port,net", &[range]),
     ];
-    kernel.servers.insert(VirtualServerKey::FwMark(AddressFamily::V4, MARK), server("rr", 0, &ENDPOINTS));
+    kernel.servers.insert(VirtualServerKey::FwMark(IpFamily::V4, MARK), server("rr", 0, &ENDPOINTS));
     kernel
 }
 
@@ -297,7 +297,7 @@ fn source_ranges_are_enforced_and_a_mark_rejects() {
 #[test]
 fn a_persistent_virtual_server_for_a_mark_keeps_the_port() {
     let mut kernel = with_marks();
-    kernel.servers.insert(VirtualServerKey::FwMark(AddressFamily::V4, MARK), server("rr", PERSISTENT, &ENDPOINTS));
+    kernel.servers.insert(VirtualServerKey::FwMark(IpFamily::V4, MARK), server("rr", PERSISTENT, &ENDPOINTS));
     let trace = evaluate(OURS, "192.0.2.1", "10.96.0.10:443", outside(), &mut kernel);
     assert_eq!(trace.paths[0].endpoint, Some("10.244.1.1:443".parse().unwrap()));
 }

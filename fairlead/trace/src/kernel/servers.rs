@@ -6,10 +6,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use netlink::{
-    AddressFamily,
-    ipvs::{Destination, Scheduling, VirtualServerKey},
-};
+use netlink::ipvs::{Destination, Scheduling, VirtualServerKey};
+use proto::model::IpFamily;
 
 /// Lists connections, and persistence templates: entries with client port 0.
 const CONNECTIONS: &str = "/proc/thread-self/net/ip_vs_conn";
@@ -32,10 +30,10 @@ pub(super) fn persistent(server: &VirtualServerKey, client: IpAddr) -> Result<Op
 /// The same, in the list of the kernel: numbers are hexadecimal, IPv6 addresses are not abbreviated.
 fn find(listed: &str, server: &VirtualServerKey, client: IpAddr) -> Option<SocketAddr> {
     let (protocol, at) = match server {
-        VirtualServerKey::Address(protocol, address) => (protocol.to_string().to_uppercase(), *address),
+        VirtualServerKey::Address(protocol, address) => (protocol.to_string(), *address),
         // The mark is printed as an address.
-        VirtualServerKey::FwMark(AddressFamily::V4, mark) => ("IP".to_owned(), (Ipv4Addr::from(*mark), 0).into()),
-        VirtualServerKey::FwMark(AddressFamily::V6, mark) => {
+        VirtualServerKey::FwMark(IpFamily::V4, mark) => ("IP".to_owned(), (Ipv4Addr::from(*mark), 0).into()),
+        VirtualServerKey::FwMark(IpFamily::V6, mark) => {
             let [a, b, c, d] = mark.to_be_bytes().map(u16::from);
             let high = a << 8 | b;
             let low = c << 8 | d;
@@ -62,7 +60,7 @@ fn address(text: &str) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use netlink::ipvs::IpvsProtocol;
+    use proto::model::Protocol;
 
     use super::*;
 
@@ -76,13 +74,13 @@ mod tests {
             fd00:0010:0244:0001:0000:0000:0000:0002 0035 NONE 180\n";
         let socket = |text: &str| text.parse::<SocketAddr>().unwrap();
         let v4 = "10.244.1.9".parse().unwrap();
-        let tcp = |text| VirtualServerKey::Address(IpvsProtocol::Tcp, socket(text));
+        let tcp = |text| VirtualServerKey::Address(Protocol::Tcp, socket(text));
         assert_eq!(find(listed, &tcp("10.96.0.1:80"), v4), Some(socket("10.244.1.2:8080")));
         assert_eq!(find(listed, &tcp("10.96.0.1:81"), v4), None);
         assert_eq!(find(listed, &tcp("10.96.0.1:80"), "10.244.1.8".parse().unwrap()), None);
-        let by_mark = VirtualServerKey::FwMark(AddressFamily::V4, 0xfa00_0011);
+        let by_mark = VirtualServerKey::FwMark(IpFamily::V4, 0xfa00_0011);
         assert_eq!(find(listed, &by_mark, v4), Some(socket("10.244.1.3:0")));
-        let udp = VirtualServerKey::Address(IpvsProtocol::Udp, socket("[fd00:10:96::1]:53"));
+        let udp = VirtualServerKey::Address(Protocol::Udp, socket("[fd00:10:96::1]:53"));
         let v6 = "fd00:10:244:1::9".parse().unwrap();
         assert_eq!(find(listed, &udp, v6), Some(socket("[fd00:10:244:1::2]:53")));
     }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use netlink::{AddressFamily, conntrack::ConntrackHandle};
+use netlink::conntrack::ConntrackHandle;
 
 use crate::{
     client::Client,
@@ -107,7 +107,7 @@ fn half_open(netns: &Netns) -> usize {
     netns.run(|| {
         let mut count = 0;
         let mut handle = ConntrackHandle::open().expect("a netlink socket");
-        for family in AddressFamily::ALL {
+        for family in IpFamily::ALL {
             let listed = handle.half_open(family, |flow| {
                 count += usize::from([PORT, NODE_PORT].contains(&flow.original.destination.port()));
                 Ok(())

@@ -8,10 +8,7 @@ use std::{
     time::Duration,
 };
 
-use netlink::{
-    AddressFamily,
-    conntrack::{ConntrackHandle, FlowProtocol},
-};
+use netlink::conntrack::ConntrackHandle;
 
 use crate::{
     client::Client,
@@ -236,11 +233,11 @@ pub fn flows_of_the_other_family_are_kept(backend: Backend) {
 
 /// The ids of the UDP flows to this address, in conntrack of the namespace.
 fn flow_ids(netns: &Netns, to: SocketAddr) -> Vec<u32> {
-    let family = if to.is_ipv4() { AddressFamily::V4 } else { AddressFamily::V6 };
+    let family = IpFamily::of(&to.ip());
     netns.run(|| {
         let mut ids = Vec::new();
         let mut handle = ConntrackHandle::open().expect("a netlink socket");
-        let listed = handle.flows(family, FlowProtocol::Udp, |flow| {
+        let listed = handle.flows(family, proto::model::Protocol::Udp, |flow| {
             ids.extend((flow.original.destination == to).then_some(flow.id));
             Ok(())
         });

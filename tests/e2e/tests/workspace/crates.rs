@@ -12,7 +12,7 @@ use super::{assert_about, assert_none, list, metadata, rust_files, text, top, tr
 const ARROWS: &[(&str, &[&str])] = &[
     ("fairlead-proto", &[]),
     ("fairlead-runtime", &[]),
-    ("fairlead-netlink", &[]),
+    ("fairlead-netlink", &["fairlead-proto"]),
     ("fairlead-iptables", &["fairlead-proto"]),
     ("fairlead-frontend", &["fairlead-fake-api-server", "fairlead-proto", "fairlead-runtime"]),
     ("fairlead-backend", &["fairlead-proto", "fairlead-runtime", "fairlead-netlink", "fairlead-iptables"]),

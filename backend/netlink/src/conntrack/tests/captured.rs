@@ -1,7 +1,9 @@
 //! Requests and replies compared with those of the `conntrack` command: `captured/conntrack-1.4.7.txt`.
 
+use ::proto::model::Protocol;
+
 use crate::{
-    conntrack::{ConntrackZone, Flow, FlowProtocol, Tuple, abi, flow},
+    conntrack::{ConntrackZone, Flow, Tuple, abi, flow},
     message::{self, flags, messages},
 };
 
@@ -31,7 +33,7 @@ fn tuple(source: &str, destination: &str) -> Tuple {
 
 fn in_zone_7() -> Flow {
     Flow {
-        protocol: FlowProtocol::Udp,
+        protocol: Protocol::Udp,
         original: tuple("10.0.0.1:4000", "10.96.0.10:53"),
         reply: tuple("10.244.0.5:5353", "10.0.0.1:4000"),
         id: flows("conntrack -D -p udp -s 10.0.0.1")[0].id,
@@ -44,7 +46,7 @@ fn in_zone_7() -> Flow {
 #[test]
 fn flows_are_read_as_conntrack_prints_them() {
     let v6 = |id| Flow {
-        protocol: FlowProtocol::Udp,
+        protocol: Protocol::Udp,
         original: tuple("[fd00::1]:4000", "[fd00:96::a]:53"),
         reply: tuple("[fd00:244::5]:5353", "[fd00::1]:4000"),
         id,

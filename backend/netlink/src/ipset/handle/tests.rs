@@ -2,26 +2,23 @@
 
 use std::process::Command;
 
+use proto::model::IpFamily;
+
 use super::*;
-use crate::{
-    ipset::{AddressFamily, IpsetType},
-    message::messages,
-    testing::in_netns,
-    tests::captured,
-};
+use crate::{ipset::IpsetType, message::messages, testing::in_netns, tests::captured};
 
 const CAPTURED: &str = include_str!("../captured/ipset-7.17.txt");
 
-fn set(name: &str, type_name: &str, family: Option<AddressFamily>) -> Ipset {
+fn set(name: &str, type_name: &str, family: Option<IpFamily>) -> Ipset {
     Ipset { name: name.into(), type_name: type_name.into(), family }
 }
 
 /// The sets that the captured commands and the test in the kernel create.
 fn sets() -> [Ipset; 3] {
     [
-        set("KUBE-CLUSTER-IP", "hash:ip,port", Some(AddressFamily::V4)),
+        set("KUBE-CLUSTER-IP", "hash:ip,port", Some(IpFamily::V4)),
         set("KUBE-NODE-PORT-TCP", "bitmap:port", None),
-        set("KUBE-6-NODE-PORT-SCTP-HASH", "hash:ip,port", Some(AddressFamily::V6)),
+        set("KUBE-6-NODE-PORT-SCTP-HASH", "hash:ip,port", Some(IpFamily::V6)),
     ]
 }
 
@@ -108,7 +105,7 @@ fn sets_in_the_kernel_are_listed_and_destroyed() {
 
 const MARK: u32 = 0xfa00_0010;
 
-fn new_set(name: &str, set_type: IpsetType, family: AddressFamily, has_marks: bool) -> NewIpset<'_> {
+fn new_set(name: &str, set_type: IpsetType, family: IpFamily, has_marks: bool) -> NewIpset<'_> {
     NewIpset { name, set_type, family, hash_size: 1024, max_entries: 1 << 20, timeout: None, has_marks }
 }
 
@@ -145,11 +142,11 @@ fn create_requests_equal_those_of_ipset() {
     for (options, set) in [
         (
             "FAIRLEAD-VIPS hash:ip,port hashsize 4096 maxelem 1048576 skbinfo",
-            NewIpset { hash_size: 4096, ..new_set("FAIRLEAD-VIPS", IpsetType::IpPort, AddressFamily::V4, true) },
+            NewIpset { hash_size: 4096, ..new_set("FAIRLEAD-VIPS", IpsetType::IpPort, IpFamily::V4, true) },
         ),
         (
             "FAIRLEAD-6-SOURCES hash:ip,port,net family inet6 hashsize 1024 maxelem 1048576",
-            new_set("FAIRLEAD-6-SOURCES", IpsetType::IpPortNet, AddressFamily::V6, false),
+            new_set("FAIRLEAD-6-SOURCES", IpsetType::IpPortNet, IpFamily::V6, false),
         ),
     ] {
         let (theirs, mut ours) = (captured::sent(CAPTURED, &format!("ipset create {options}")), Vec::new());
@@ -200,7 +197,7 @@ fn entries_of_all_types_are_read_as_written() {
         let mut handle = IpsetHandle::open().unwrap();
         let kinds = [IpsetType::IpPort, IpsetType::IpPortNet, IpsetType::NetPort, IpsetType::IpPortIp, IpsetType::Ip];
         for ((name, text, entry), kind) in entries().into_iter().zip(kinds) {
-            let family = if name.contains("-6-") { AddressFamily::V6 } else { AddressFamily::V4 };
+            let family = if name.contains("-6-") { IpFamily::V6 } else { IpFamily::V4 };
             let has_marks = entry.mark.is_some();
             handle.create(&new_set(name, kind, family, has_marks)).unwrap();
             assert!(handle.create(&new_set(name, kind, family, has_marks)).is_err(), "{name} exists");
@@ -219,7 +216,7 @@ fn entries_of_all_types_are_read_as_written() {
 fn a_rejected_entry_does_not_stop_the_others() {
     in_netns(|| {
         let mut handle = IpsetHandle::open().unwrap();
-        let set = new_set("FAIRLEAD-VIPS", IpsetType::IpPort, AddressFamily::V4, true);
+        let set = new_set("FAIRLEAD-VIPS", IpsetType::IpPort, IpFamily::V4, true);
         handle.create(&set).unwrap();
         let vip = |number: u32, mark| {
             let ip = Some(std::net::Ipv4Addr::from_bits(0x0a60_0000 + number).into());

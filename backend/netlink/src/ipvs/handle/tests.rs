@@ -1,9 +1,11 @@
 //! Requests and replies compared with those of ipvsadm (`captured/ipvsadm-1.31.txt`). The tests of `e2e` use a kernel
 //! with IPVS.
 
+use proto::model::{IpFamily, Protocol};
+
 use super::*;
 use crate::{
-    ipvs::{AddressFamily, IpvsProtocol, PERSISTENT, SCHED_FALLBACK, SCHED_PORT},
+    ipvs::{PERSISTENT, SCHED_FALLBACK, SCHED_PORT},
     message::messages,
     tests::captured,
 };
@@ -11,11 +13,11 @@ use crate::{
 const CAPTURED: &str = include_str!("../captured/ipvsadm-1.31.txt");
 
 fn web() -> VirtualServerKey {
-    VirtualServerKey::Address(IpvsProtocol::Tcp, "10.96.0.10:80".parse().unwrap())
+    VirtualServerKey::Address(Protocol::Tcp, "10.96.0.10:80".parse().unwrap())
 }
 
 fn dns() -> VirtualServerKey {
-    VirtualServerKey::Address(IpvsProtocol::Udp, "[fd00:10:96::a]:53".parse().unwrap())
+    VirtualServerKey::Address(Protocol::Udp, "[fd00:10:96::a]:53".parse().unwrap())
 }
 
 fn destination(address: &str, weight: u32) -> Destination {
@@ -39,7 +41,7 @@ fn virtual_servers_are_read_as_ipvsadm_prints_them() {
     // The kernel replies with IPVS_CMD_NEW_SERVICE.
     let list: Vec<_> = replies(1).iter().map(|payload| codec::read_service(payload)).collect();
     assert_eq!(list.len(), 3);
-    for service in [web(), dns(), VirtualServerKey::FwMark(AddressFamily::V4, 7)] {
+    for service in [web(), dns(), VirtualServerKey::FwMark(IpFamily::V4, 7)] {
         assert!(list.contains(&Some(service)), "{service}: {list:?}");
     }
     assert_eq!(dns().to_string(), "udp [fd00:10:96::a]:53");
@@ -71,7 +73,7 @@ fn the_key_of_a_virtual_server_equals_that_of_ipvsadm() {
 #[test]
 fn the_request_for_destinations_equals_that_of_ipvsadm() {
     let theirs = captured::datagrams(CAPTURED, "ipvsadm -Ln", "> ");
-    for service in [web(), dns(), VirtualServerKey::FwMark(AddressFamily::V4, 7)] {
+    for service in [web(), dns(), VirtualServerKey::FwMark(IpFamily::V4, 7)] {
         let mut ours = Vec::new();
         genl::put(&mut ours, 0x1c, cmd::GET_DEST, flags::DUMP, 1, |buf| codec::write_service(buf, &service));
         assert!(theirs.iter().any(|theirs| theirs.get(16..) == ours.get(16..)), "{service}");
@@ -114,14 +116,14 @@ fn attributes(message: &[u8]) -> Vec<(u16, u16, Vec<u8>)> {
 #[test]
 fn commands_equal_those_of_ipvsadm() {
     let rr = |flags, timeout| scheduling("rr", flags, timeout);
-    let mark = VirtualServerKey::FwMark(AddressFamily::V6, 8);
+    let mark = VirtualServerKey::FwMark(IpFamily::V6, 8);
     for (line, command) in [
         ("ipvsadm -A -t 10.96.0.10:80 -s rr -p 10800", IpvsCommand::AddServer(web(), rr(PERSISTENT, 10_800))),
         (
             "ipvsadm -A -u [fd00:10:96::a]:53 -s mh -b mh-fallback,mh-port",
             IpvsCommand::AddServer(dns(), scheduling("mh", SCHED_FALLBACK | SCHED_PORT, 0)),
         ),
-        ("ipvsadm -A -f 7 -s rr", IpvsCommand::AddServer(VirtualServerKey::FwMark(AddressFamily::V4, 7), rr(0, 0))),
+        ("ipvsadm -A -f 7 -s rr", IpvsCommand::AddServer(VirtualServerKey::FwMark(IpFamily::V4, 7), rr(0, 0))),
         ("ipvsadm -A -f 8 -6 -s rr", IpvsCommand::AddServer(mark, rr(0, 0))),
         ("ipvsadm -E -t 10.96.0.10:80 -s wrr", IpvsCommand::SetServer(web(), scheduling("wrr", 0, 0))),
         (
