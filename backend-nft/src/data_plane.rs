@@ -8,12 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result};
 use backend::{
     Difference, Drift, InstalledObject, NodeState, ServiceName,
-    dataplane::{DataplaneOptions, Masquerade, Vip, VipOwnership, table_family},
+    dataplane::{DataplaneOptions, Masquerade, Vip, VipOwnership},
     driver::{
         Applied, Change, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Rejection, Synced,
         UsableFamilies,
     },
 };
+use netlink::nft::TableFamily;
 use proto::model::{IpFamily, NodeInfo, PerFamily, ServicePort, ServicePortKey};
 
 use crate::{
@@ -278,7 +279,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
 
     async fn installed_objects(&mut self) -> Result<Vec<InstalledObject>> {
         let tables = self.kernel.tables().await?.into_iter();
-        let names = tables.map(|(family, name)| format!("table {} {name}", table_family(family)));
+        let names = tables.map(|(family, name)| format!("table {} {name}", TableFamily::from(family)));
         Ok(names.map(|kind| InstalledObject { subsystem: "nf_tables".to_owned(), kind, count: 1 }).collect())
     }
 }

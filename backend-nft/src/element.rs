@@ -143,13 +143,13 @@ impl Element {
             let read = Self::equal_bytes(family).nth(byte.into())?;
             return (element.key_end.is_none() && read.key()[..] == *element.key).then_some(read);
         }
-        let endpoint = |fields: &mut FieldReader<'_>| Some((address(fields, family)?, fields.port()?));
+        let endpoint = |fields: &mut FieldReader<'_>| Some((fields.addr(family)?, fields.port()?));
         let mut index = 0;
         let before_vip = match map.content() {
-            MapContent::Nothing if map == Map::Hairpin => address(&mut fields, family).map(|_| ElementData::None)?,
+            MapContent::Nothing if map == Map::Hairpin => fields.addr(family).map(|_| ElementData::None)?,
             MapContent::Member => endpoint(&mut fields).map(|(address, port)| ElementData::Member(address, port))?,
             MapContent::Source => {
-                let group = SourceGroupId(fields.ipv6()?.octets());
+                let group = SourceGroupId(fields.array()?);
                 index = fields.port()?.into();
                 ElementData::Source(group)
             }
@@ -225,9 +225,9 @@ fn vip(shape: VipShape, fields: &mut FieldReader<'_>, family: IpFamily) -> Optio
         Some((Protocol::ALL.into_iter().find(|protocol| protocol.number() == number)?, fields.port()?))
     };
     Some(match shape {
-        VipShape::Address => Vip::Address(address(fields, family)?),
+        VipShape::Address => Vip::Address(fields.addr(family)?),
         VipShape::AddressPort => {
-            let address = address(fields, family)?;
+            let address = fields.addr(family)?;
             let (protocol, port) = protocol_port(fields)?;
             Vip::AddressPort { address, port, protocol }
         }
@@ -236,12 +236,4 @@ fn vip(shape: VipShape, fields: &mut FieldReader<'_>, family: IpFamily) -> Optio
             Vip::NodePort { port, protocol }
         }
     })
-}
-
-/// Reads the address in the next field.
-fn address(fields: &mut FieldReader<'_>, family: IpFamily) -> Option<IpAddr> {
-    match family {
-        IpFamily::V4 => fields.ipv4().map(IpAddr::V4),
-        IpFamily::V6 => fields.ipv6().map(IpAddr::V6),
-    }
 }

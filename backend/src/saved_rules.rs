@@ -4,8 +4,6 @@ use anyhow::{Context as _, Result};
 use iptables::{Ruleset, SavedRules, Table};
 use netlink::nft::{self, NftHandle};
 
-use crate::dataplane::table_family;
-
 /// Reads rules to find chains of ours, which are in these tables only. `iptables-nft` hides a table to which `nft` has
 /// added a rule that it cannot show: that matters only if nf_tables shows a chain of ours in it.
 ///
@@ -16,7 +14,7 @@ pub fn read_rules(saved: &SavedRules, tables: &[Table], is_ours: impl Fn(&str) -
     let rules = Ruleset::parse(&saved.text).with_context(what)?;
     for table in tables {
         let Err(hidden) = rules.ensure_readable(&[*table]) else { continue };
-        let table = nft::Table::new(table_family(saved.program.family), table.name());
+        let table = nft::Table::new(saved.program.family, table.name());
         let mut handle = NftHandle::open().context("open nf_tables")?;
         let chains = handle.chains(&table).context("list the chains of nf_tables")?;
         if chains.iter().any(|chain| is_ours(&chain.name)) {

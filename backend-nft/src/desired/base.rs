@@ -1,7 +1,7 @@
 //! The base ruleset: the table, its chains and maps that do not depend on service ports.
 
 use backend::dataplane::{
-    DataplaneOptions, DrainedRedirect, EffectiveOptions, NodePortAddresses, loopback, service_cidrs, table_family,
+    DataplaneOptions, DrainedRedirect, EffectiveOptions, NodePortAddresses, loopback, service_cidrs,
 };
 use netlink::nft::{Chain, ChainType, CmpOp, Hook, Rule, Set, Table, priority};
 use proto::model::{ClusterInfo, IpFamily, NodeInfo, Protocol};
@@ -32,7 +32,7 @@ pub(crate) struct FixedChain {
 }
 
 pub(crate) fn table(family: IpFamily) -> Table {
-    let table = Table::new(table_family(family), backend::NFT_TABLE);
+    let table = Table::new(family, backend::NFT_TABLE);
     table.comment("Kubernetes Services, kept by Fairlead: changes are undone")
 }
 

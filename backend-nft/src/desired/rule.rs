@@ -5,7 +5,7 @@
 
 use std::{net::IpAddr, num::NonZeroU16};
 
-use backend::dataplane::{IFNAMSIZ, InterfaceName, PodMatch, table_family};
+use backend::dataplane::{IFNAMSIZ, InterfaceName, PodMatch};
 use ipnet::IpNet;
 use netlink::nft::{
     CmpOp, CtKey, Expr, FibFlags, FibResult, Fields, LookupMatch, MetaKey, NatFlags, NatType, NumgenType, PayloadBase,
@@ -256,7 +256,7 @@ impl RuleBuilder {
     }
 
     fn dnat_to_registers(self, addr: Register, port: Option<Register>) -> Self {
-        let family = table_family(self.family);
+        let family = self.family.into();
         let (kind, addr, flags) = (NatType::Dnat, Some(addr), NatFlags::NONE);
         self.push(Expr::Nat { kind, family, addr, addr_max: None, port, port_max: None, flags })
     }

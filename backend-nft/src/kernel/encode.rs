@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use backend::{dataplane::table_family, driver::Rejection};
+use backend::driver::Rejection;
 use netlink::{
     RejectedOperation,
     nft::{self, Fields, NftBatch, Set, Table},
@@ -62,7 +62,7 @@ impl<'a> Encoded<'a> {
             let table = names.table(*family);
             let batch = &mut encoded.batch;
             match operation {
-                Operation::DeleteTable(name) => batch.delete_table(&Table::new(table_family(*family), name)),
+                Operation::DeleteTable(name) => batch.delete_table(&Table::new(*family, name)),
                 Operation::AddTable => batch.add_table(table),
                 Operation::AddChain(chain) => batch.add_chain(table, chain),
                 Operation::AddSet(set) => batch.add_set(table, set),

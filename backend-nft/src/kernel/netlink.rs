@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use backend::{
     Drift,
-    dataplane::table_family,
     driver::{NfTablesWatch, Rejection, Touched, WorkerThread},
 };
 use netlink::{
@@ -115,7 +114,7 @@ impl Kernel for Netlink {
 /// Everything in our tables is ours, and those of other layouts are to be deleted.
 fn touched(event: &NftEvent) -> Option<Touched> {
     let NftEvent::Changed { family, table, object, .. } = event else { return None };
-    let is_ours = |ours| *family == Some(table_family(ours)) && is_own_table(table);
+    let is_ours = |ours: IpFamily| *family == Some(ours.into()) && is_own_table(table);
     IpFamily::ALL.into_iter().any(is_ours).then_some(Touched::Ours(object))
 }
 
@@ -124,7 +123,7 @@ fn touched(event: &NftEvent) -> Option<Touched> {
 impl Worker {
     /// Our tables, of any layout.
     fn tables(&mut self, family: IpFamily) -> Result<Vec<nft::Table>> {
-        let mut tables = self.handle.tables(table_family(family)).context("list tables")?;
+        let mut tables = self.handle.tables(family).context("list tables")?;
         tables.retain(|table| is_own_table(&table.name));
         Ok(tables)
     }

@@ -7,7 +7,6 @@ use std::{
 };
 
 use ipnet::IpNet;
-use netlink::nft::TableFamily;
 use proto::model::{ClusterInfo, IpFamily, NodeInfo, PerFamily};
 
 use super::InterfaceName;
@@ -284,15 +283,6 @@ pub fn loopback(family: IpFamily) -> IpNet {
         // 127.0.0.0/8; a prefix length of 8 is never too long.
         IpFamily::V4 => IpNet::new_assert(Ipv4Addr::new(127, 0, 0, 0).into(), 8),
         IpFamily::V6 => IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST)),
-    }
-}
-
-/// The family of the tables in nf_tables.
-#[must_use]
-pub fn table_family(family: IpFamily) -> TableFamily {
-    match family {
-        IpFamily::V4 => TableFamily::Ip,
-        IpFamily::V6 => TableFamily::Ip6,
     }
 }
 

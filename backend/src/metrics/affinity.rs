@@ -10,7 +10,6 @@ use runtime::{lock, metrics::Writer};
 use tracing::warn;
 
 use super::family_label;
-use crate::dataplane::table_family;
 
 /// The table of the nftables backend, in each family. The number at its end is `LAYOUT`, that of the chains, maps and
 /// rules in it: a version with others uses a table of its own, and replaces this one.
@@ -37,7 +36,7 @@ impl Collector for AffinityCollector {
         let mut handle = lock(&self.0);
         // Absent before the table exists, and if the kernel does not count elements.
         let counts = IpFamily::ALL.into_iter().filter_map(|family| {
-            let count = handle.count(&Table::new(table_family(family), NFT_TABLE), NFT_CLIENTS).ok().flatten()?;
+            let count = handle.count(&Table::new(family, NFT_TABLE), NFT_CLIENTS).ok().flatten()?;
             Some((family_label(family), f64::from(count)))
         });
         let text = "Buckets of clients that are stored for session affinity.";

@@ -1,7 +1,6 @@
 //! kube-proxy's tables in nf_tables: `ip kube-proxy` and `ip6 kube-proxy`. It owns them completely.
 
 use anyhow::{Context as _, Result};
-use backend::dataplane::table_family;
 use netlink::nft::{NftBatch, NftHandle, Table};
 use proto::model::IpFamily;
 
@@ -14,7 +13,7 @@ pub(crate) const FELIX: &str = "calico";
 pub(crate) fn tables(handle: &mut NftHandle, name: &str) -> Result<Vec<(IpFamily, Table)>> {
     let mut found = Vec::new();
     for family in IpFamily::ALL {
-        let tables = handle.tables(table_family(family)).context("list the tables of nf_tables")?;
+        let tables = handle.tables(family).context("list the tables of nf_tables")?;
         found.extend(tables.into_iter().filter(|table| table.name == name).map(|table| (family, table)));
     }
     Ok(found)

@@ -38,10 +38,8 @@ pub(crate) fn read(
 ) -> Result<Vec<Box<dyn RuleTable>>> {
     let mut tables = Vec::<Box<dyn RuleTable>>::new();
     for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {
-        let is_saved = |program: &Program| match program.family {
-            IpFamily::V4 => family == TableFamily::Ip && program.variant == Variant::Nft,
-            IpFamily::V6 => family == TableFamily::Ip6 && program.variant == Variant::Nft,
-        };
+        let is_saved =
+            |program: &Program| program.variant == Variant::Nft && family == TableFamily::from(program.family);
         let ruleset = saved.iter().find(|(program, _)| is_saved(program)).map(|(_, ruleset)| ruleset);
         for table in nft.tables(family).context("list tables")? {
             if table.flags & DORMANT == 0 {
@@ -77,11 +75,7 @@ fn read_table(handle: &mut NftHandle, table: nft::Table, saved: Option<&Ruleset>
 
 impl RuleTable for Table {
     fn handles(&self, family: IpFamily) -> bool {
-        match self.table.family {
-            TableFamily::Ip => family == IpFamily::V4,
-            TableFamily::Ip6 => family == IpFamily::V6,
-            TableFamily::Inet => true,
-        }
+        [TableFamily::Inet, family.into()].contains(&self.table.family)
     }
 
     fn base_chains(&self) -> Vec<(&str, BaseChain)> {

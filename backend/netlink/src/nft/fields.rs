@@ -1,10 +1,8 @@
 //! Concatenations: the fields of the keys and data of maps, each padded to 4 bytes as in registers.
 
-use std::{
-    fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    ops::Deref,
-};
+use std::{fmt, net::IpAddr, ops::Deref};
+
+use proto::model::IpFamily;
 
 use super::set::DataType;
 use crate::attr::align;
@@ -102,14 +100,12 @@ impl<'a> FieldReader<'a> {
         FieldReader(bytes)
     }
 
-    /// An IPv4 address.
-    pub fn ipv4(&mut self) -> Option<Ipv4Addr> {
-        self.array::<4>().map(Ipv4Addr::from)
-    }
-
-    /// An IPv6 address.
-    pub fn ipv6(&mut self) -> Option<Ipv6Addr> {
-        self.array::<16>().map(Ipv6Addr::from)
+    /// An address of this family.
+    pub fn addr(&mut self, family: IpFamily) -> Option<IpAddr> {
+        match family {
+            IpFamily::V4 => self.array::<4>().map(IpAddr::from),
+            IpFamily::V6 => self.array::<16>().map(IpAddr::from),
+        }
     }
 
     /// A transport protocol.
@@ -132,7 +128,8 @@ impl<'a> FieldReader<'a> {
         self.take(kind.len())
     }
 
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+    /// The bytes of a field of this length.
+    pub fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         self.take(N)?.try_into().ok()
     }
 
@@ -150,13 +147,13 @@ mod tests {
 
     #[test]
     fn built_fields_are_read_back() {
-        let v6: Ipv6Addr = "fd00::1".parse().unwrap();
+        let v6: IpAddr = "fd00::1".parse().unwrap();
         let key = Fields::new().addr([10, 0, 0, 1]).proto(17).port(53).mark(7).addr(v6);
         assert_eq!(key.len(), 32);
         let mut fields = FieldReader::new(&key);
-        assert_eq!(fields.ipv4(), Some(Ipv4Addr::new(10, 0, 0, 1)));
+        assert_eq!(fields.addr(IpFamily::V4), Some([10, 0, 0, 1].into()));
         assert_eq!((fields.proto(), fields.port(), fields.mark()), (Some(17), Some(53), Some(7)));
-        assert_eq!(fields.ipv6(), Some(v6));
+        assert_eq!(fields.addr(IpFamily::V6), Some(v6));
         assert_eq!(fields.proto(), None);
     }
 

@@ -60,7 +60,8 @@ impl NftHandle {
     }
 
     /// `list tables`: all of the family.
-    pub fn tables(&mut self, family: TableFamily) -> Result<Vec<Table>> {
+    pub fn tables(&mut self, family: impl Into<TableFamily>) -> Result<Vec<Table>> {
+        let family = family.into();
         let request = Request::new(msg::GETTABLE, family.number() as u8, format!("list tables {family}"));
         let is_of_family = |body: &Body<'_>| u32::from(body.family) == family.number();
         request.collect(&mut self.socket, "a table", is_of_family, decode::table)

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use proto::model::IpFamily;
+
 use super::userdata::Comment;
 
 numbered! {
@@ -23,6 +25,15 @@ impl fmt::Display for TableFamily {
     }
 }
 
+impl From<IpFamily> for TableFamily {
+    fn from(family: IpFamily) -> Self {
+        match family {
+            IpFamily::V4 => Self::Ip,
+            IpFamily::V6 => Self::Ip6,
+        }
+    }
+}
+
 /// A table. Operations on its objects use the family and the name only.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Table {
@@ -38,7 +49,7 @@ pub struct Table {
 
 impl Table {
     /// A table without flags and comment.
-    pub fn new(family: TableFamily, name: impl Into<String>) -> Self {
-        Table { family, name: name.into(), flags: 0, comment: None }
+    pub fn new(family: impl Into<TableFamily>, name: impl Into<String>) -> Self {
+        Table { family: family.into(), name: name.into(), flags: 0, comment: None }
     }
 }

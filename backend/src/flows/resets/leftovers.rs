@@ -2,11 +2,11 @@
 
 use anyhow::{Context as _, Result};
 use iptables::{Table, save_all};
-use netlink::nft::NftHandle;
+use netlink::nft::{NftHandle, TableFamily};
 use proto::model::IpFamily;
 
 use super::{chain, table};
-use crate::{InstalledObject, dataplane::table_family, read_rules};
+use crate::{InstalledObject, read_rules};
 
 /// Deletes the rules that reject packets of connections to endpoints that are gone, or only lists them. `programs`:
 /// also those that were written with iptables.
@@ -17,12 +17,12 @@ pub async fn remove_reset_rules(programs: bool, dry_run: bool) -> Result<Vec<Ins
     let mut found = Vec::new();
     let mut handle = NftHandle::open().context("open nf_tables")?;
     for family in IpFamily::ALL {
-        let tables = match handle.tables(table_family(family)) {
+        let tables = match handle.tables(family) {
             Err(error) if error.is_unsupported() => continue,
             tables => tables.context("list the tables of nf_tables")?,
         };
         if tables.iter().any(|table| table.name == table::NAME) {
-            let kind = format!("table {} {}", table_family(family), table::NAME);
+            let kind = format!("table {} {}", TableFamily::from(family), table::NAME);
             found.push(InstalledObject { subsystem: "nf_tables".to_owned(), kind, count: 1 });
             if !dry_run {
                 table::remove(&mut handle, family).with_context(|| format!("delete {family} table {}", table::NAME))?;

@@ -10,7 +10,6 @@ use netlink::nft::{
 use proto::model::IpFamily;
 
 use super::rejecter::{Rejected, TIMEOUT};
-use crate::dataplane::table_family;
 
 pub(super) const NAME: &str = "fairlead-resets";
 const SET: &str = "gone";
@@ -59,7 +58,7 @@ fn key(Rejected { client, vip, endpoint }: &Rejected) -> Fields {
 
 fn table(family: IpFamily) -> Table {
     let comment = Comment::from("connections to endpoints that are gone, for some seconds");
-    Table { comment: Some(comment), ..Table::new(table_family(family), NAME) }
+    Table { comment: Some(comment), ..Table::new(family, NAME) }
 }
 
 fn set(family: IpFamily) -> Set {

@@ -1,9 +1,6 @@
 //! In nftables mode: maps of VIPs, and chains behind them that end in dnat.
 
-use std::{
-    collections::HashMap,
-    net::{IpAddr, SocketAddr},
-};
+use std::{collections::HashMap, net::SocketAddr};
 
 use anyhow::{Context as _, Result};
 use backend::dataplane::Vip;
@@ -60,7 +57,7 @@ fn verdicts(handle: &mut NftHandle, table: &Table, map: &str, family: IpFamily) 
     let has_address = !map.ends_with("-nodeports");
     let listed = handle.elements(table, map, Vec::new, |list: &mut Vec<_>, element| {
         let mut fields = FieldReader::new(element.key);
-        let address = if has_address { address(&mut fields, family) } else { None };
+        let address = if has_address { fields.addr(family) } else { None };
         let protocol = fields.proto().and_then(Protocol::from_number);
         let (Some(protocol), Some(port)) = (protocol, fields.port()) else { return };
         let vip = match address {
@@ -77,13 +74,6 @@ fn verdicts(handle: &mut NftHandle, table: &Table, map: &str, family: IpFamily) 
     }
 }
 
-fn address(fields: &mut FieldReader<'_>, family: IpFamily) -> Option<IpAddr> {
-    match family {
-        IpFamily::V4 => fields.ipv4().map(IpAddr::V4),
-        IpFamily::V6 => fields.ipv6().map(IpAddr::V6),
-    }
-}
-
 fn targets(handle: &mut NftHandle, table: &Table, family: IpFamily, rule: &Rule) -> Result<RuleTargets> {
     let mut targets = RuleTargets::default();
     let mut constants = HashMap::new();
@@ -96,7 +86,7 @@ fn targets(handle: &mut NftHandle, table: &Table, family: IpFamily, rule: &Rule)
                 let listed = handle.elements(table, set, RuleTargets::default, |targets, element| match element.data {
                     ElementData::Value(value) => {
                         let mut fields = FieldReader::new(value);
-                        let endpoint = address(&mut fields, family).zip(fields.port());
+                        let endpoint = fields.addr(family).zip(fields.port());
                         targets.endpoints.extend(endpoint.map(SocketAddr::from));
                     }
                     ElementData::Verdict(verdict) => targets.chains.extend(verdict.chain().map(str::to_owned)),
@@ -113,7 +103,7 @@ fn targets(handle: &mut NftHandle, table: &Table, family: IpFamily, rule: &Rule)
             Expr::Nat { addr: Some(addr), port: Some(port), .. } => {
                 let [addr, port] =
                     [addr, port].map(|register| constants.get(register).map(|data| FieldReader::new(data)));
-                let address = addr.and_then(|mut fields| address(&mut fields, family));
+                let address = addr.and_then(|mut fields| fields.addr(family));
                 let port = port.and_then(|mut fields| fields.port());
                 targets.endpoints.extend(address.zip(port).map(SocketAddr::from));
             }

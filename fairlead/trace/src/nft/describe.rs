@@ -1,7 +1,7 @@
 //! Formats keys and values as nft does: `10.96.0.10 . tcp . 80`.
 
 use netlink::nft::{DataType, FieldReader};
-use proto::model::Protocol;
+use proto::model::{IpFamily, Protocol};
 
 /// nft's `TYPE_INTEGER`: the result of `numgen`, in host byte order.
 const INTEGER: u32 = 4;
@@ -12,8 +12,8 @@ pub(super) fn value(types: &[DataType], bytes: &[u8]) -> String {
     let mut fields = Vec::new();
     for kind in types {
         let field = match kind {
-            DataType::Ipv4Addr => reader.ipv4().map(|address| address.to_string()),
-            DataType::Ipv6Addr => reader.ipv6().map(|address| address.to_string()),
+            DataType::Ipv4Addr => reader.addr(IpFamily::V4).map(|address| address.to_string()),
+            DataType::Ipv6Addr => reader.addr(IpFamily::V6).map(|address| address.to_string()),
             DataType::InetProto => reader.proto().map(protocol),
             DataType::InetService => reader.port().map(|port| port.to_string()),
             DataType::Mark => reader.mark().map(|mark| format!("{mark:#x}")),

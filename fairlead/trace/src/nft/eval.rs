@@ -194,7 +194,7 @@ impl RuleRun<'_, '_, '_> {
                 self.registers.load(*dreg, &(number as u32).to_ne_bytes());
             }
             Expr::Nat { kind, addr, addr_max, port, port_max, .. } => {
-                let address_len = if self.traversal.packet.family() == IpFamily::V4 { 4 } else { 16 };
+                let address_len = self.traversal.packet.family().address_len();
                 let is_address_range = self.is_range(*addr, *addr_max, address_len);
                 match kind {
                     NatType::Dnat if is_address_range || self.is_range(*port, *port_max, 2) => {
@@ -340,11 +340,10 @@ impl RuleRun<'_, '_, '_> {
     }
 
     fn translate(&mut self, kind: NatType, addr: Option<Register>, port: Option<Register>) -> ExprResult {
-        let address = addr.and_then(|register| match self.traversal.packet.family() {
-            IpFamily::V4 => FieldReader::new(self.registers.get(register, 4)).ipv4().map(IpAddr::V4),
-            IpFamily::V6 => FieldReader::new(self.registers.get(register, 16)).ipv6().map(IpAddr::V6),
-        });
-        let port = port.and_then(|register| FieldReader::new(self.registers.get(register, 2)).port());
+        let family = self.traversal.packet.family();
+        let field = |register, len| FieldReader::new(self.registers.get(register, len));
+        let address = addr.and_then(|register| field(register, family.address_len()).addr(family));
+        let port = port.and_then(|register| field(register, 2).port());
         match kind {
             NatType::Dnat => {
                 self.traversal.translate(address, port);

@@ -1,5 +1,7 @@
 //! The names of loaded values in nft, and its notation of constants.
 
+use proto::model::IpFamily;
+
 use super::registers::{ConstantFormat, Value};
 use crate::nft::{
     expr::{CtDirection, CtKey, FibFlags, FibResult, MetaKey, NatFlags, PayloadBase, RejectWith},
@@ -64,8 +66,10 @@ pub(super) fn constant(format: ConstantFormat, data: &[u8]) -> String {
     let mut fields = FieldReader::new(data);
     let number = || data.try_into().ok().map(u32::from_ne_bytes);
     let text = match format {
-        ConstantFormat::Addr if data.len() == 16 => fields.ipv6().map(|addr| addr.to_string()),
-        ConstantFormat::Addr => fields.ipv4().map(|addr| addr.to_string()),
+        ConstantFormat::Addr => {
+            let family = if data.len() == IpFamily::V6.address_len() { IpFamily::V6 } else { IpFamily::V4 };
+            fields.addr(family).map(|addr| addr.to_string())
+        }
         ConstantFormat::Proto => fields.proto().map(|proto| match proto {
             1 => "icmp".into(),
             6 => "tcp".into(),
