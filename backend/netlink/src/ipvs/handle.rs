@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     Errno, Error, RejectedRequest, Result, Socket,
-    exchange::{SEQ, collect, submit_each},
+    exchange::{SEQ, collect, exchange, submit_each},
     genl,
     message::flags,
 };
@@ -75,7 +75,7 @@ impl IpvsHandle {
     /// Sets the timeouts of idle connections; 0 leaves a timeout unchanged.
     pub fn set_timeouts(&mut self, timeouts: &IpvsTimeouts) -> Result<()> {
         let write = |buf: &mut Vec<u8>| codec::write_timeouts(buf, timeouts);
-        self.change(cmd::SET_CONFIG, write, "set the timeouts")
+        self.request(cmd::SET_CONFIG, flags::ACK, write, "set the timeouts", "no timeouts", |_| Some(())).map(drop)
     }
 
     /// The destinations of a virtual server, with their current connections. Empty if the server does not exist.
@@ -85,16 +85,6 @@ impl IpvsHandle {
         self.request(cmd::GET_DEST, flags::DUMP, key, &request, "a destination", codec::read_destination)
     }
 
-    /// Changes the weight and thresholds of a destination. Its connections continue.
-    fn set_destination(&mut self, service: &VirtualServerKey, destination: &Destination) -> Result<()> {
-        let write = |buf: &mut Vec<u8>| {
-            codec::write_service(buf, service);
-            codec::write_destination(buf, destination);
-        };
-        let request = format!("set destination {} of {service}", destination.address);
-        self.change(cmd::SET_DEST, write, &request)
-    }
-
     /// Sets the weight of these destinations to 0, so that the virtual server accepts no new connections. A missing
     /// destination is not an error.
     ///
@@ -102,7 +92,9 @@ impl IpvsHandle {
     /// When the kernel rejects a change.
     pub fn quiesce(&mut self, service: &VirtualServerKey, destinations: &[Destination]) -> Result<()> {
         for destination in destinations.iter().filter(|destination| destination.weight > 0) {
-            match self.set_destination(service, &Destination { weight: 0, ..*destination }) {
+            let request = format!("set destination {} of {service}", destination.address);
+            let command = IpvsCommand::SetDestination(*service, Destination { weight: 0, ..*destination });
+            match self.execute_one(&command, &request) {
                 Err(error) if !error.is_not_found() => return Err(error),
                 _ => {}
             }
@@ -113,16 +105,17 @@ impl IpvsHandle {
     /// Deletes a virtual server with its destinations, which ends their connections: the kernel drops or rejects
     /// further packets. A missing virtual server is not an error.
     pub fn delete_virtual_server(&mut self, service: &VirtualServerKey) -> Result<()> {
-        let key = |buf: &mut Vec<u8>| codec::write_service(buf, service);
-        match self.change(cmd::DEL_SERVICE, key, &format!("delete virtual server {service}")) {
+        let request = format!("delete virtual server {service}");
+        match self.execute_one(&IpvsCommand::DeleteServer(*service), &request) {
             Err(Error::Request { errno: Errno(libc::ESRCH), .. }) => Ok(()),
             result => result,
         }
     }
 
-    /// Sends a request with an acknowledgement; `write` appends its attributes.
-    fn change(&mut self, command: u8, write: impl FnOnce(&mut Vec<u8>), request: &str) -> Result<()> {
-        self.request(command, flags::ACK, write, request, "an acknowledgement", |_| Some(())).map(drop)
+    fn execute_one(&mut self, command: &IpvsCommand, request: &str) -> Result<()> {
+        self.buf.clear();
+        command.write(&mut self.buf, self.family, SEQ, flags::ACK);
+        exchange(&mut self.socket, &self.buf, request, |_| Ok(()))
     }
 
     /// Sends a request, to which `write` appends attributes; collects what `read` makes of the replies.
