@@ -48,7 +48,7 @@ pub(crate) use self::{
     status::{SHOWN_NODES, StatusArgs},
     trace::{Origin, TraceArgs},
     traffic::TrafficArgs,
-    view::{ChangesArgs, EndpointsArgs, PlanArgs, ServiceName, ServicesArgs, TestArgs, ViewArgs},
+    view::{ChangesArgs, EndpointsArgs, PlanArgs, ServicesArgs, TestArgs, ViewArgs},
 };
 
 use crate::config::BackendName;

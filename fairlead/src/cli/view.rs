@@ -6,6 +6,7 @@ use std::{num::NonZeroUsize, path::PathBuf, time::Duration};
 use anyhow::Result;
 use clap::Args;
 use jiff::Timestamp;
+use proto::state::ServiceName;
 
 use super::{FrontendAddressArgs, node};
 use crate::{config::duration, print::OutputArgs};
@@ -131,20 +132,13 @@ pub(crate) struct ChangesArgs {
     pub(crate) output: OutputArgs,
 }
 
-/// The namespace and name of a Service.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ServiceName {
-    pub(crate) namespace: String,
-    pub(crate) name: String,
-}
-
 /// Parses `NAMESPACE/NAME`.
 fn service(text: &str) -> std::result::Result<ServiceName, String> {
     let (namespace, name) = text.split_once('/').unwrap_or(("default", text));
     if namespace.is_empty() || name.is_empty() || name.contains('/') {
         return Err("expected NAMESPACE/NAME".to_owned());
     }
-    Ok(ServiceName { namespace: namespace.to_owned(), name: name.to_owned() })
+    Ok(ServiceName { namespace: namespace.into(), name: name.into() })
 }
 
 /// Parses a time in the past, today where no date is given: Unix time in microseconds.

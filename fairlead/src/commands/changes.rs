@@ -11,16 +11,13 @@ use proto::{
 use serde_json::json;
 
 use super::view::RESPONSE_TIMEOUT;
-use crate::{
-    cli::{ChangesArgs, ServiceName},
-    print,
-    table::Table,
-};
+use crate::{cli::ChangesArgs, print, table::Table};
 
 /// Asks a frontend, and prints the changes.
 pub(crate) async fn run(args: ChangesArgs) -> Result<()> {
     let ChangesArgs { service, node, since, frontend, output } = args;
-    let (namespace, name) = service.map_or_else(Default::default, |ServiceName { namespace, name }| (namespace, name));
+    let (namespace, name) =
+        service.map(|service| (service.namespace.to_string(), service.name.to_string())).unwrap_or_default();
     let since = since.and_then(|since| SystemTime::now().checked_sub(since));
     let since_micros = since.map_or(0, unix_micros);
     let request = ChangesRequest { node: node.unwrap_or_default(), namespace, name, since_micros, at_micros: 0 };

@@ -50,9 +50,7 @@ pub(crate) async fn run(args: TestArgs) -> Result<ExitCode> {
 async fn probe_all(args: &TestArgs) -> Result<ConnectivityReport> {
     let state = view::committed(&args.view.frontend, &args.view.node_name()?).await?;
     let wanted = |service: &backend::ServicePortState| {
-        let key = &service.port.key;
-        let is = |name: &crate::cli::ServiceName| *name.namespace == *key.namespace && *name.name == *key.name;
-        args.services.is_empty() || args.services.iter().any(is)
+        args.services.is_empty() || args.services.iter().any(|name| name.contains(&service.port.key))
     };
     let mut targets = probe_targets(&state, wanted, source_towards);
     if targets.is_empty() && !args.services.is_empty() {

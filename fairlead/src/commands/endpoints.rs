@@ -15,11 +15,7 @@ use proto::{
 use serde::Serialize;
 
 use super::services::{policy, vips};
-use crate::{
-    cli::{EndpointsArgs, ServiceName},
-    print,
-    table::Table,
-};
+use crate::{cli::EndpointsArgs, print, table::Table};
 
 /// How long a frontend may take to connect and answer.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -60,11 +56,15 @@ struct EndpointDecision {
 
 /// Sends the request to a frontend, and prints its response.
 pub(crate) async fn run(args: EndpointsArgs) -> Result<()> {
-    let EndpointsArgs { service: ServiceName { namespace, name }, port, view } = args;
+    let EndpointsArgs { service, port, view } = args;
     let node = view.node_name()?;
     let grpc = view.frontend.grpc(None)?;
-    let port = port.unwrap_or_default();
-    let request = EndpointsRequest { namespace, name, node: node.clone(), port };
+    let request = EndpointsRequest {
+        namespace: service.namespace.to_string(),
+        name: service.name.to_string(),
+        node: node.clone(),
+        port: port.unwrap_or_default(),
+    };
     let report = EndpointsReport::new(node, grpc.endpoints(&request, RESPONSE_TIMEOUT).await?)?;
     print::value(view.output, &report, || report.table())
 }
