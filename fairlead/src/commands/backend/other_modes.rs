@@ -76,14 +76,6 @@ enum Removal {
     IpvsChains(SavedRules),
 }
 
-/// What is left after a removal.
-#[derive(Debug, Default)]
-struct Remainder {
-    stale: Vec<StaleMode>,
-    /// The open connections of the IPVS backend, which its objects are kept for.
-    connections: u64,
-}
-
 impl StaleObjects {
     /// Registers the metric.
     pub(super) fn registry(&self) -> Registry {
@@ -141,11 +133,9 @@ impl OtherModes {
         let mut waits_for = 0;
         loop {
             match self.remove(gauge).await {
-                Ok(Remainder { stale, connections }) => {
+                Ok(None) => return,
+                Ok(Some(connections)) => {
                     failures.recovered();
-                    if stale.is_empty() {
-                        return;
-                    }
                     if connections > 0 && waits_for == 0 {
                         info!(
                             connections,
@@ -214,32 +204,33 @@ impl OtherModes {
         }
     }
 
-    /// Removes the rules of other modes for the IP families that this backend serves. Returns what is left.
-    async fn remove(&self, gauge: &StaleObjects) -> Result<Remainder> {
+    /// Removes the rules of other modes for the IP families that this backend serves. `None` if nothing is left,
+    /// otherwise the number of open connections of the IPVS backend, for which its objects are kept.
+    async fn remove(&self, gauge: &StaleObjects) -> Result<Option<u64>> {
         let mut found = Vec::new();
         let result = self.find(&mut found).await;
         if found.is_empty() {
             result?;
             gauge.set(&[]);
-            return Ok(Remainder::default());
+            return Ok(None);
         }
         let served = match self.mode {
             BackendName::Nftables => backend_nft::programmed_families().await?,
             BackendName::Iptables => backend_iptables::programmed_families(Some(self.used_variant().await?)).await?,
             BackendName::Ipvs => backend_ipvs::programmed_families().await?,
         };
-        let mut remainder = Remainder::default();
+        let (mut kept, mut connections) = (Vec::new(), 0);
         for stale in found {
-            let connections = stale.remove(&served, self.loopback, &self.exclude).await?;
-            remainder.connections += connections;
-            if connections == 0 && stale.is_served_by(&served) {
+            let open = stale.remove(&served, self.loopback, &self.exclude).await?;
+            connections += open;
+            if open == 0 && stale.is_served_by(&served) {
                 info!(mode = stale.mode, objects = stale.objects, "removed the objects of another mode of Fairlead");
             } else {
-                remainder.stale.push(stale);
+                kept.push(stale);
             }
         }
-        gauge.set(&remainder.stale);
-        result.map(|()| remainder)
+        gauge.set(&kept);
+        result.map(|()| (!kept.is_empty()).then_some(connections))
     }
 }
 
