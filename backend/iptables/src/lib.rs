@@ -23,7 +23,7 @@ pub use ruleset::{Chain, HiddenTable, Policy, Ruleset, target};
 pub use script::{Script, ScriptLine};
 pub use table::{ChainSpec, Hook, Table};
 pub use tools::Tools;
-pub use variant::{UnknownVariant, Variant, VariantSelection};
+pub use variant::{Variant, VariantSelection};
 
 /// Runs a future of this crate on a thread that belongs to no async runtime, for example one that does blocking work.
 ///

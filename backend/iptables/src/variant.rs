@@ -22,11 +22,6 @@ pub struct VariantSelection {
     used: Arc<watch::Sender<Option<Variant>>>,
 }
 
-/// The text names no variant.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?}: expected nft or legacy")]
-pub struct UnknownVariant(String);
-
 // === impl Variant ===
 
 impl Variant {
@@ -102,11 +97,11 @@ impl fmt::Display for Variant {
 }
 
 impl FromStr for Variant {
-    type Err = UnknownVariant;
+    type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let variant = Self::ALL.into_iter().find(|variant| variant.to_string() == text);
-        variant.ok_or_else(|| UnknownVariant(text.to_owned()))
+        variant.ok_or_else(|| format!("{text:?}: expected nft or legacy"))
     }
 }
 
