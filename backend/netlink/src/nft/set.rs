@@ -153,16 +153,24 @@ numbered! {
         InetService = 13 "inet_service",
         /// `mark`: 4 bytes, **host** byte order, as marks and the results of `numgen` are in registers.
         Mark = 19 "mark",
+        /// `ct_state`: 4 bytes, a bit set, host byte order.
+        CtState = 26 "ct_state",
+        /// `fib_addrtype`: 4 bytes, `RTN_LOCAL` and so on, host byte order.
+        FibAddrType = 38 "fib_addrtype",
         /// `ifname`: an interface's name, 16 bytes.
         IfName = 41 "ifname",
     }
 }
 
 impl DataType {
+    /// nft's `TYPE_INVALID`: of a value whose type is not known.
+    pub(crate) const UNKNOWN: DataType = DataType::Other(0);
+
     /// The length in bytes, without padding. That of [`DataType::Other`] is assumed to be 4.
     pub(crate) const fn len(self) -> usize {
         match self {
-            DataType::Ipv4Addr | DataType::Mark | DataType::Other(_) => 4,
+            DataType::Ipv4Addr | DataType::Mark => 4,
+            DataType::CtState | DataType::FibAddrType | DataType::Other(_) => 4,
             DataType::Ipv6Addr | DataType::Verdict | DataType::IfName => 16,
             DataType::InetProto => 1,
             DataType::InetService => 2,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{names::constant, registers::ConstantFormat};
+use super::names::constant;
 use crate::nft::{
     element::{Element, ElementData, Verdict},
     fields::FieldReader,
@@ -42,7 +42,7 @@ impl fmt::Display for ElementText<'_> {
 /// A value or a range: its fields, or hexadecimal if the types of the fields are unknown.
 fn put_value(f: &mut fmt::Formatter<'_>, value: &[u8], end: Option<&[u8]>, fields: &[DataType]) -> fmt::Result {
     if fields.is_empty() {
-        return put_range(f, ConstantFormat::Raw, value, end.unwrap_or(value));
+        return put_range(f, DataType::UNKNOWN, value, end.unwrap_or(value));
     }
     let mut from = FieldReader::new(value);
     let mut to = end.map(FieldReader::new);
@@ -52,22 +52,14 @@ fn put_value(f: &mut fmt::Formatter<'_>, value: &[u8], end: Option<&[u8]>, field
         }
         let first = from.field(kind).unwrap_or_default();
         let last = to.as_mut().and_then(|to| to.field(kind)).unwrap_or(first);
-        let format = match kind {
-            DataType::Ipv4Addr | DataType::Ipv6Addr => ConstantFormat::Addr,
-            DataType::InetProto => ConstantFormat::Proto,
-            DataType::InetService => ConstantFormat::Port,
-            DataType::Mark => ConstantFormat::Number,
-            DataType::IfName => ConstantFormat::Name,
-            DataType::Verdict | DataType::Other(_) => ConstantFormat::Raw,
-        };
-        put_range(f, format, first, last)?;
+        put_range(f, kind, first, last)?;
     }
     Ok(())
 }
 
-fn put_range(f: &mut fmt::Formatter<'_>, format: ConstantFormat, first: &[u8], last: &[u8]) -> fmt::Result {
-    f.write_str(&constant(format, first))?;
-    if last == first { Ok(()) } else { write!(f, "-{}", constant(format, last)) }
+fn put_range(f: &mut fmt::Formatter<'_>, kind: DataType, first: &[u8], last: &[u8]) -> fmt::Result {
+    f.write_str(&constant(kind, first))?;
+    if last == first { Ok(()) } else { write!(f, "-{}", constant(kind, last)) }
 }
 
 impl fmt::Display for Verdict<'_> {

@@ -2,75 +2,78 @@
 
 use proto::model::IpFamily;
 
-use super::registers::{ConstantFormat, Value};
+use super::registers::Value;
 use crate::nft::{
     expr::{CtDirection, CtKey, FibFlags, FibResult, MetaKey, NatFlags, PayloadBase, RejectWith},
     fields::FieldReader,
+    set::DataType,
 };
 
 /// A part of the packet.
 pub(super) fn payload(base: PayloadBase, offset: u32, len: u32) -> Value {
-    let (name, format) = match (base, offset, len) {
-        (PayloadBase::Network, 9, 1) => ("ip protocol", ConstantFormat::Proto),
-        (PayloadBase::Network, 12, 4) => ("ip saddr", ConstantFormat::Addr),
-        (PayloadBase::Network, 16, 4) => ("ip daddr", ConstantFormat::Addr),
-        (PayloadBase::Network, 8, 16) => ("ip6 saddr", ConstantFormat::Addr),
-        (PayloadBase::Network, 24, 16) => ("ip6 daddr", ConstantFormat::Addr),
-        (PayloadBase::Transport, 0, 2) => ("th sport", ConstantFormat::Port),
-        (PayloadBase::Transport, 2, 2) => ("th dport", ConstantFormat::Port),
+    let (name, kind) = match (base, offset, len) {
+        (PayloadBase::Network, 9, 1) => ("ip protocol", DataType::InetProto),
+        (PayloadBase::Network, 12, 4) => ("ip saddr", DataType::Ipv4Addr),
+        (PayloadBase::Network, 16, 4) => ("ip daddr", DataType::Ipv4Addr),
+        (PayloadBase::Network, 8, 16) => ("ip6 saddr", DataType::Ipv6Addr),
+        (PayloadBase::Network, 24, 16) => ("ip6 daddr", DataType::Ipv6Addr),
+        (PayloadBase::Transport, 0, 2) => ("th sport", DataType::InetService),
+        (PayloadBase::Transport, 2, 2) => ("th dport", DataType::InetService),
         _ => {
             let text = format!("@{},{},{}", base.name(), offset * 8, len * 8);
-            return Value::new(text, ConstantFormat::Raw, len as usize);
+            return Value::with_len(text, DataType::UNKNOWN, len as usize);
         }
     };
-    Value::new(name, format, len as usize)
+    Value::new(name, kind)
 }
 
 /// The value of a key.
 pub(super) fn meta(key: MetaKey) -> Value {
-    let (format, len) = match key {
-        MetaKey::Priority | MetaKey::Mark | MetaKey::Iif | MetaKey::Oif => (ConstantFormat::Number, 4),
-        MetaKey::Iifname | MetaKey::Oifname => (ConstantFormat::Name, 16),
-        MetaKey::Nfproto => (ConstantFormat::Raw, 1),
-        MetaKey::L4proto => (ConstantFormat::Proto, 1),
+    let kind = match key {
+        MetaKey::Priority | MetaKey::Mark | MetaKey::Iif | MetaKey::Oif => DataType::Mark,
+        MetaKey::Iifname | MetaKey::Oifname => DataType::IfName,
+        MetaKey::Nfproto => DataType::UNKNOWN,
+        MetaKey::L4proto => DataType::InetProto,
     };
-    Value::new(key.name(), format, len)
+    Value::new(key.name(), kind)
 }
 
 pub(super) fn ct(key: CtKey, direction: Option<CtDirection>) -> Value {
-    let (format, len) = match key {
-        CtKey::State => (ConstantFormat::CtState, 4),
-        CtKey::Direction => (ConstantFormat::Raw, 1),
-        CtKey::Status | CtKey::Mark => (ConstantFormat::Number, 4),
-        CtKey::Protocol => (ConstantFormat::Proto, 1),
-        CtKey::ProtoSrc | CtKey::ProtoDst => (ConstantFormat::Port, 2),
-        CtKey::SrcIp | CtKey::DstIp => (ConstantFormat::Addr, 4),
-        CtKey::SrcIp6 | CtKey::DstIp6 => (ConstantFormat::Addr, 16),
+    let kind = match key {
+        CtKey::State => DataType::CtState,
+        CtKey::Direction => DataType::UNKNOWN,
+        CtKey::Status | CtKey::Mark => DataType::Mark,
+        CtKey::Protocol => DataType::InetProto,
+        CtKey::ProtoSrc | CtKey::ProtoDst => DataType::InetService,
+        CtKey::SrcIp | CtKey::DstIp => DataType::Ipv4Addr,
+        CtKey::SrcIp6 | CtKey::DstIp6 => DataType::Ipv6Addr,
     };
     let text = format!("ct {}{}", direction.map_or("", CtDirection::name), key.name());
-    Value::new(text, format, len)
+    Value::new(text, kind)
 }
 
 pub(super) fn fib(result: FibResult, flags: FibFlags) -> Value {
-    let (format, len) = match result {
-        FibResult::Oif => (ConstantFormat::Number, 4),
-        FibResult::Oifname => (ConstantFormat::Name, 16),
-        FibResult::AddrType => (ConstantFormat::AddrType, 4),
+    let kind = match result {
+        FibResult::Oif => DataType::Mark,
+        FibResult::Oifname => DataType::IfName,
+        FibResult::AddrType => DataType::FibAddrType,
     };
     let check = if flags.contains(FibFlags::PRESENT) { "check " } else { "" };
     let text = format!("fib {} {check}{}", flags.names().join(" . "), result.name());
-    Value::new(text, format, len)
+    Value::new(text, kind)
 }
 
-pub(super) fn constant(format: ConstantFormat, data: &[u8]) -> String {
+/// A constant of this type, an address of either family; hexadecimal if the type is not known, or too few bytes are
+/// given.
+pub(super) fn constant(kind: DataType, data: &[u8]) -> String {
     let mut fields = FieldReader::new(data);
     let number = || data.try_into().ok().map(u32::from_ne_bytes);
-    let text = match format {
-        ConstantFormat::Addr => {
+    let text = match kind {
+        DataType::Ipv4Addr | DataType::Ipv6Addr => {
             let family = if data.len() == IpFamily::V6.address_len() { IpFamily::V6 } else { IpFamily::V4 };
             fields.addr(family).map(|addr| addr.to_string())
         }
-        ConstantFormat::Proto => fields.proto().map(|proto| match proto {
+        DataType::InetProto => fields.proto().map(|proto| match proto {
             1 => "icmp".into(),
             6 => "tcp".into(),
             17 => "udp".into(),
@@ -78,38 +81,38 @@ pub(super) fn constant(format: ConstantFormat, data: &[u8]) -> String {
             132 => "sctp".into(),
             other => other.to_string(),
         }),
-        ConstantFormat::Port => fields.port().map(|port| port.to_string()),
-        ConstantFormat::Number | ConstantFormat::CtState => number().map(|number| format!("{number:#010x}")),
+        DataType::InetService => fields.port().map(|port| port.to_string()),
+        DataType::Mark | DataType::CtState => number().map(|number| format!("{number:#010x}")),
         // RTN_LOCAL and its neighbours in linux/rtnetlink.h
-        ConstantFormat::AddrType => number().map(|number| match number {
+        DataType::FibAddrType => number().map(|number| match number {
             1 => "unicast".into(),
             2 => "local".into(),
             3 => "broadcast".into(),
             5 => "multicast".into(),
             other => other.to_string(),
         }),
-        ConstantFormat::Name => {
+        DataType::IfName => {
             let end = data.iter().position(|&byte| byte == 0).unwrap_or(data.len());
             // A comparison with fewer than IFNAMSIZ bytes matches a prefix.
             let wildcard = if end == data.len() && end < 16 { "*" } else { "" };
             Some(format!("\"{}{wildcard}\"", String::from_utf8_lossy(&data[..end]).escape_debug()))
         }
-        ConstantFormat::Raw => None,
+        DataType::Verdict | DataType::Other(_) => None,
     };
     text.unwrap_or_else(|| data.iter().fold("0x".into(), |text, byte| text + &format!("{byte:02x}")))
 }
 
 /// `(value & mask) ^ xor`; `|` in nft if the mask clears the bits of `xor`.
-pub(super) fn masked(text: &str, format: ConstantFormat, mask: &[u8], xor: &[u8]) -> String {
+pub(super) fn masked(text: &str, kind: DataType, mask: &[u8], xor: &[u8]) -> String {
     let all_kept = mask.iter().all(|&byte| byte == 0xff);
     let is_or = mask.iter().zip(xor).all(|(&mask, &xor)| mask == !xor);
-    let xor_text = constant(format, xor);
+    let xor_text = constant(kind, xor);
     if is_or {
         format!("{text} | {xor_text}")
     } else if all_kept {
         format!("{text} ^ {xor_text}")
     } else {
-        format!("{text} & {} ^ {xor_text}", constant(format, mask))
+        format!("{text} & {} ^ {xor_text}", constant(kind, mask))
     }
 }
 

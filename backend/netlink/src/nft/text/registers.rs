@@ -1,48 +1,43 @@
 //! The values in the registers while a rule is converted to text.
 
 use super::names;
-use crate::nft::expr::{Constant, Register};
+use crate::nft::{
+    expr::{Constant, Register},
+    set::DataType,
+};
 
 /// A value in a register.
 #[derive(Clone, Debug)]
 pub(super) struct Value {
     pub(super) text: String,
-    pub(super) format: ConstantFormat,
+    /// Its type, and that of constants that it is compared with.
+    pub(super) kind: DataType,
     /// The number of registers that it fills.
     pub(super) registers: u8,
     /// The mask of a `bitwise` expression without XOR.
     pub(super) mask: Option<Constant>,
-    /// The bytes of a constant, whose use tells its format.
+    /// The bytes of a constant, whose use tells its type.
     pub(super) constant: Option<Constant>,
     /// The part of the rule's text that a use of this value replaces: see [`Registers::take`].
     pub(super) loaded_by: Option<usize>,
 }
 
-/// The format of constants that the value is compared with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ConstantFormat {
-    Addr,
-    Proto,
-    Port,
-    /// A number in host byte order.
-    Number,
-    CtState,
-    AddrType,
-    Name,
-    Raw,
-}
-
 impl Value {
-    /// A value without a mask. `format`: of the constants that it is compared with; `len`: its length in bytes.
-    pub(super) fn new(text: impl Into<String>, format: ConstantFormat, len: usize) -> Self {
+    /// A value of this type, without a mask.
+    pub(super) fn new(text: impl Into<String>, kind: DataType) -> Self {
+        Value::with_len(text, kind, kind.len())
+    }
+
+    /// As [`Value::new`], with another length in bytes than that of the type.
+    pub(super) fn with_len(text: impl Into<String>, kind: DataType, len: usize) -> Self {
         let registers = u8::try_from(len.div_ceil(4)).unwrap_or(u8::MAX).max(1);
-        Value { text: text.into(), format, registers, mask: None, constant: None, loaded_by: None }
+        Value { text: text.into(), kind, registers, mask: None, constant: None, loaded_by: None }
     }
 
     /// The text, with the mask.
     fn masked_text(&self) -> String {
         match &self.mask {
-            Some(mask) => format!("{} & {}", self.text, names::constant(self.format, mask)),
+            Some(mask) => format!("{} & {}", self.text, names::constant(self.kind, mask)),
             None => self.text.clone(),
         }
     }
@@ -69,16 +64,11 @@ impl Registers {
         self.0[at] = Some(value);
     }
 
-    /// Replaces the mask of the value that starts at this register. Returns the format of its constants, and the old
-    /// mask.
-    pub(super) fn replace_mask(
-        &mut self,
-        sreg: Register,
-        mask: Option<Constant>,
-    ) -> (ConstantFormat, Option<Constant>) {
+    /// Replaces the mask of the value that starts at this register. Returns its type, and the old mask.
+    pub(super) fn replace_mask(&mut self, sreg: Register, mask: Option<Constant>) -> (DataType, Option<Constant>) {
         match index(sreg).and_then(|at| self.0[at].as_mut()) {
-            Some(value) => (value.format, std::mem::replace(&mut value.mask, mask)),
-            None => (ConstantFormat::Raw, None),
+            Some(value) => (value.kind, std::mem::replace(&mut value.mask, mask)),
+            None => (DataType::UNKNOWN, None),
         }
     }
 

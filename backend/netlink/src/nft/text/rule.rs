@@ -10,9 +10,12 @@ use std::fmt;
 
 use super::{
     names,
-    registers::{ConstantFormat, Registers, Value},
+    registers::{Registers, Value},
 };
-use crate::nft::expr::{CmpOp, Expr, LookupMatch, Register, Rule};
+use crate::nft::{
+    expr::{CmpOp, Expr, LookupMatch, Register, Rule},
+    set::DataType,
+};
 
 /// Returns the numbers of registers of a set's key and data, if the set is known.
 pub(crate) type RegisterCounts<'a> = dyn Fn(&str) -> Option<(u8, u8)> + 'a;
@@ -70,21 +73,21 @@ impl Writer<'_> {
             Expr::Fib { dreg, result, flags } => self.registers.load(*dreg, names::fib(*result, *flags)),
             Expr::Cmp { sreg, op, data } => self.compare(*sreg, *op, data),
             Expr::Range { sreg, op, from, to } => {
-                let format = self.registers.get(*sreg).map_or(ConstantFormat::Raw, |value| value.format);
+                let kind = self.registers.get(*sreg).map_or(DataType::UNKNOWN, |value| value.kind);
                 let value = self.take(*sreg, Some(1));
-                let from = names::constant(format, from);
-                let to = names::constant(format, to);
+                let from = names::constant(kind, from);
+                let to = names::constant(kind, to);
                 self.parts.push(format!("{value} {}{from}-{to}", op.name()));
             }
             Expr::Bitwise { sreg, dreg, mask, xor } => self.bitwise(*sreg, *dreg, mask, xor),
             Expr::Byteorder { sreg, dreg, len, .. } => {
                 // The constants of comparisons are converted as well.
                 let text = self.take(*sreg, Some((*len as usize).div_ceil(4) as u8));
-                self.registers.load(*dreg, Value::new(text, ConstantFormat::Raw, *len as usize));
+                self.registers.load(*dreg, Value::with_len(text, DataType::UNKNOWN, *len as usize));
             }
             Expr::Immediate { dreg, data } => {
-                let text = names::constant(ConstantFormat::Raw, data);
-                let value = Value::new(text, ConstantFormat::Raw, data.len());
+                let text = names::constant(DataType::UNKNOWN, data);
+                let value = Value::with_len(text, DataType::UNKNOWN, data.len());
                 self.registers.load(*dreg, Value { constant: Some(data.clone()), ..value });
             }
             Expr::Verdict(verdict) => self.parts.push(verdict.to_string()),
@@ -106,19 +109,19 @@ impl Writer<'_> {
                 if *offset != 0 {
                     text += &format!(" offset {offset}");
                 }
-                self.registers.load(*dreg, Value::new(text, ConstantFormat::Number, 4));
+                self.registers.load(*dreg, Value::new(text, DataType::Mark));
             }
             Expr::Hash { sreg, dreg, len, modulus, seed } => {
                 let value = self.take(*sreg, Some((*len as usize).div_ceil(4) as u8));
                 let text = format!("jhash {value} mod {modulus} seed {seed:#x}");
-                self.registers.load(*dreg, Value::new(text, ConstantFormat::Number, 4));
+                self.registers.load(*dreg, Value::new(text, DataType::Mark));
             }
             Expr::Nat { kind, family, addr, addr_max, port, port_max, flags } => {
                 // The result of a map that fills both registers is written once.
                 let covered = addr.and_then(|addr| self.registers.get(addr)?.end(addr));
-                let mut to = addr.map_or_else(String::new, |addr| self.span(addr, *addr_max, ConstantFormat::Addr));
+                let mut to = addr.map_or_else(String::new, |addr| self.span(addr, *addr_max, DataType::Ipv4Addr));
                 if let Some(port) = port.filter(|port| covered.is_none_or(|end| end <= port.number())) {
-                    to += &format!(":{}", self.span(port, *port_max, ConstantFormat::Port));
+                    to += &format!(":{}", self.span(port, *port_max, DataType::InetService));
                 }
                 self.parts.push(format!("{} {family} to {to}{}", kind.name(), names::nat_flags(*flags)));
             }
@@ -131,37 +134,37 @@ impl Writer<'_> {
 
     fn compare(&mut self, sreg: Register, op: CmpOp, data: &[u8]) {
         // The comparison has a notation of its own for the mask.
-        let (format, mask) = self.registers.replace_mask(sreg, None);
+        let (kind, mask) = self.registers.replace_mask(sreg, None);
         let text = self.take(sreg, Some(1));
         self.registers.replace_mask(sreg, mask.clone());
         let part = match (mask, op) {
-            (Some(mask), CmpOp::Neq) if format == ConstantFormat::CtState && names::is_zero(data) => {
+            (Some(mask), CmpOp::Neq) if kind == DataType::CtState && names::is_zero(data) => {
                 format!("{text} {}", names::ct_states(&mask))
             }
             (Some(mask), CmpOp::Eq | CmpOp::Neq)
-                if format == ConstantFormat::Addr && names::prefix_len(&mask).is_some() =>
+                if matches!(kind, DataType::Ipv4Addr | DataType::Ipv6Addr) && names::prefix_len(&mask).is_some() =>
             {
                 let prefix = names::prefix_len(&mask).unwrap_or_default();
-                format!("{text} {}{}/{prefix}", op.name(), names::constant(format, data))
+                format!("{text} {}{}/{prefix}", op.name(), names::constant(kind, data))
             }
             (Some(mask), _) => {
-                let mask = names::constant(format, &mask);
-                let data = names::constant(format, data);
+                let mask = names::constant(kind, &mask);
+                let data = names::constant(kind, data);
                 let operator = if op == CmpOp::Eq { "== " } else { op.name() };
                 format!("{text} & {mask} {operator}{data}")
             }
-            (None, _) => format!("{text} {}{}", op.name(), names::constant(format, data)),
+            (None, _) => format!("{text} {}{}", op.name(), names::constant(kind, data)),
         };
         self.parts.push(part);
     }
 
     fn bitwise(&mut self, sreg: Register, dreg: Register, mask: &[u8], xor: &[u8]) {
-        let format = self.registers.get(sreg).map_or(ConstantFormat::Raw, |value| value.format);
+        let kind = self.registers.get(sreg).map_or(DataType::UNKNOWN, |value| value.kind);
         let text = self.take(sreg, Some(mask.len().div_ceil(4) as u8));
         let value = if names::is_zero(xor) {
-            Value { mask: Some(mask.into()), ..Value::new(text, format, mask.len()) }
+            Value { mask: Some(mask.into()), ..Value::with_len(text, kind, mask.len()) }
         } else {
-            Value::new(names::masked(&text, format, mask, xor), format, mask.len())
+            Value::with_len(names::masked(&text, kind, mask, xor), kind, mask.len())
         };
         self.registers.load(dreg, value);
     }
@@ -177,18 +180,18 @@ impl Writer<'_> {
                 let text = format!("{key} map @{set}");
                 // Data of unknown length may overwrite all following registers.
                 let registers = known.map_or(u8::MAX, |(_, data)| data);
-                let value = Value { registers, ..Value::new(text.clone(), ConstantFormat::Raw, 4) };
+                let value = Value { registers, ..Value::new(text.clone(), DataType::UNKNOWN) };
                 self.registers.load(dreg, Value { loaded_by: Some(self.parts.len()), ..value });
                 self.parts.push(format!("{dreg:?} = {text}"));
             }
         }
     }
 
-    /// A value or a range, with constants in this format.
-    fn span(&mut self, min: Register, max: Option<Register>, format: ConstantFormat) -> String {
+    /// A value or a range, with constants of this type.
+    fn span(&mut self, min: Register, max: Option<Register>, kind: DataType) -> String {
         let mut text = |register| {
             let constant = self.registers.get(register).and_then(|value| value.constant.as_deref());
-            let constant = constant.map(|data| names::constant(format, data));
+            let constant = constant.map(|data| names::constant(kind, data));
             constant.unwrap_or_else(|| self.take(register, Some(1)))
         };
         let min = text(min);
