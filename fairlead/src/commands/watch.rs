@@ -1,7 +1,7 @@
 //! `fairlead watch`: prints the messages of a node's stream as they arrive.
 
 use anyhow::Result;
-use proto::model::{Operation, PoolId, Revision, ServerMessage, SyncMode};
+use proto::model::{Operation, PoolId, Revision, ServerMessage};
 use runtime::Shutdown;
 use serde_json::json;
 
@@ -32,7 +32,9 @@ pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
 /// One line per operation: revision, verb, object, detail.
 fn print_lines(message: &ServerMessage) -> Result<()> {
     match message {
-        ServerMessage::Welcome(welcome) => print::line(format_args!("epoch {}: {}", welcome.epoch, mode(welcome.mode))),
+        ServerMessage::Welcome(welcome) => {
+            print::line(format_args!("epoch {}: {}", welcome.epoch, welcome.mode.name()))
+        }
         ServerMessage::Batch(batch) => {
             for operation in batch.operations.iter().filter(|operation| !is_reset(operation)) {
                 print::line(line(batch.target, operation))?;
@@ -52,14 +54,6 @@ fn print_lines(message: &ServerMessage) -> Result<()> {
         ServerMessage::Bookmark(revision, _) => print::line(format_args!("{:<8} up to date", revision.0)),
         ServerMessage::Drain(within) => print::line(format_args!("the frontend asks to reconnect within {within:?}")),
         ServerMessage::DigestRequest => Ok(()),
-    }
-}
-
-fn mode(mode: SyncMode) -> &'static str {
-    match mode {
-        SyncMode::Resume => "resume",
-        SyncMode::Repair => "repair",
-        SyncMode::Snapshot => "snapshot",
     }
 }
 
@@ -100,7 +94,7 @@ fn pool_name(pool: &PoolId) -> String {
 fn to_json(message: &ServerMessage) -> Option<serde_json::Value> {
     Some(match message {
         ServerMessage::Welcome(welcome) => {
-            json!({ "welcome": { "epoch": welcome.epoch.to_string(), "mode": mode(welcome.mode) } })
+            json!({ "welcome": { "epoch": welcome.epoch.to_string(), "mode": welcome.mode.name() } })
         }
         ServerMessage::Batch(batch) => json!({ "batch": {
             "base": batch.base,

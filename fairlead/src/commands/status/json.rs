@@ -1,8 +1,8 @@
 //! The overview as JSON. Fields may be added, and are not renamed.
 
 use proto::{
-    model::Epoch,
-    v1::{DrainState, FailureKind, ServicePortFailure, StatusResponse, SyncMode, WaitingDrain, WatchPhase},
+    model::{Epoch, SyncMode},
+    v1::{self, DrainState, FailureKind, ServicePortFailure, StatusResponse, WaitingDrain, WatchPhase},
 };
 use serde_json::{Value, json};
 
@@ -71,12 +71,7 @@ fn frontend(address: &str, status: &StatusResponse) -> Value {
 
 fn node(row: &NodeRow) -> Value {
     let NodeRow { status, state, frontend, revisions_behind } = row;
-    let mode = match status.mode() {
-        SyncMode::Unspecified => None,
-        SyncMode::Resume => Some("resume"),
-        SyncMode::Repair => Some("repair"),
-        SyncMode::Snapshot => Some("snapshot"),
-    };
+    let mode = SyncMode::ALL.into_iter().find(|mode| v1::SyncMode::from(*mode) == status.mode());
     json!({
         "node": status.node,
         "state": state,
@@ -84,7 +79,7 @@ fn node(row: &NodeRow) -> Value {
         "frontend": frontend,
         "backend": status.backend,
         "backend_version": status.backend_version,
-        "mode": mode,
+        "mode": mode.map(SyncMode::name),
         "started_micros": status.started_micros,
         "connected_micros": status.connected_micros,
         "acked_revision": status.acked_revision,
