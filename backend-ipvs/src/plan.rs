@@ -153,7 +153,7 @@ impl Planner<'_> {
         let server = |of| Object::Server(VirtualServerKey::Address(of, SocketAddr::new(ip, port)));
         let addresses = SetId { content: SetContent::Addresses, family: IpFamily::of(&ip) };
         !self.observed.contains_key(&Object::SetEntry(addresses, set::address(ip)))
-            && Protocol::ALL.into_iter().any(|of| of as u8 == protocol && self.stays(&server(of)))
+            && Protocol::from_number(protocol).is_some_and(|of| self.stays(&server(of)))
     }
 
     /// Whether a VIP leads to a virtual server that stays only to drain.

@@ -117,7 +117,7 @@ fn vips(objects: &Objects) -> BTreeMap<(IpFamily, Mark), BTreeSet<Vip>> {
 /// The VIP of a set entry that marks packets. The two entries of a node port result in the same VIP.
 fn vip(set: SetId, entry: &IpsetEntry) -> Option<Vip> {
     let port = entry.port?;
-    let protocol = Protocol::ALL.into_iter().find(|protocol| entry.protocol == Some(*protocol as u8))?;
+    let protocol = entry.protocol.and_then(Protocol::from_number)?;
     match set.content {
         SetContent::Vips | SetContent::VipsInside => Some(Vip::AddressPort { address: entry.ip?, port, protocol }),
         SetContent::NodePorts | SetContent::NodePortsInside => Some(Vip::NodePort { port, protocol }),
