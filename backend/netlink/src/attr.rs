@@ -17,26 +17,12 @@ pub(crate) const fn align(len: usize) -> usize {
     (len + 3) & !3
 }
 
-/// The offset in the buffer of a nested attribute that has not been closed yet.
-#[derive(Clone, Copy, Debug)]
-#[must_use]
-pub(crate) struct NestStart(usize);
-
 /// Appends attributes to a buffer. Numbers are big-endian, as in nfnetlink, except those of `put_ne_*`.
 pub(crate) trait Put {
     fn put(&mut self, kind: u16, payload: &[u8]);
     fn put_str(&mut self, kind: u16, text: &str);
-    /// Starts a nested attribute; [`Put::close`] ends it.
-    fn open(&mut self, kind: u16) -> NestStart;
-    fn close(&mut self, start: NestStart);
-
     /// Appends an attribute that contains the attributes which `body` appends.
-    #[inline]
-    fn nest(&mut self, kind: u16, body: impl FnOnce(&mut Self)) {
-        let start = self.open(kind);
-        body(self);
-        self.close(start);
-    }
+    fn nest(&mut self, kind: u16, body: impl FnOnce(&mut Self));
 
     fn put_u16(&mut self, kind: u16, value: u16) {
         self.put(kind, &value.to_be_bytes());
@@ -70,41 +56,39 @@ pub(crate) trait Put {
 impl Put for Vec<u8> {
     #[inline]
     fn put(&mut self, kind: u16, payload: &[u8]) {
-        let len = HEADER + payload.len();
-        debug_assert!(len <= MAX_LEN, "attribute {kind} of {len} bytes");
-        self.extend_from_slice(&(len as u16).to_ne_bytes());
-        self.extend_from_slice(&kind.to_ne_bytes());
+        put_header(self, kind, payload.len());
         self.extend_from_slice(payload);
         pad(self);
     }
 
     /// Strings are zero-terminated, as the kernel writes them.
     fn put_str(&mut self, kind: u16, text: &str) {
-        let len = HEADER + text.len() + 1;
-        debug_assert!(len <= MAX_LEN, "attribute {kind} of {len} bytes");
-        self.extend_from_slice(&(len as u16).to_ne_bytes());
-        self.extend_from_slice(&kind.to_ne_bytes());
+        put_header(self, kind, text.len() + 1);
         self.extend_from_slice(text.as_bytes());
         self.push(0);
         pad(self);
     }
 
     #[inline]
-    fn open(&mut self, kind: u16) -> NestStart {
-        let start = NestStart(self.len());
-        self.extend_from_slice(&[0; 2]);
-        self.extend_from_slice(&(kind | NESTED).to_ne_bytes());
-        start
-    }
-
-    #[inline]
-    fn close(&mut self, start: NestStart) {
-        let len = self.len() - start.0;
+    fn nest(&mut self, kind: u16, body: impl FnOnce(&mut Self)) {
+        let start = self.len();
+        put_header(self, kind | NESTED, 0);
+        body(self);
+        let len = self.len() - start;
         debug_assert!(len <= MAX_LEN, "nested attribute of {len} bytes");
-        self[start.0..start.0 + 2].copy_from_slice(&(len as u16).to_ne_bytes());
+        self[start..start + 2].copy_from_slice(&(len as u16).to_ne_bytes());
         // Attributes end aligned, unless they were copied from a message.
         pad(self);
     }
+}
+
+/// Appends the header of an attribute whose payload has this length.
+#[inline]
+fn put_header(buf: &mut Vec<u8>, kind: u16, payload_len: usize) {
+    let len = HEADER + payload_len;
+    debug_assert!(len <= MAX_LEN, "attribute {kind} of {len} bytes");
+    buf.extend_from_slice(&(len as u16).to_ne_bytes());
+    buf.extend_from_slice(&kind.to_ne_bytes());
 }
 
 /// Pads to the next multiple of 4. Buffers start at a message, so their length is the offset.

@@ -29,27 +29,27 @@ pub struct IpsetEntry {
 impl IpsetEntry {
     /// Appends the entry; `line` is the number that the kernel reports if it rejects the entry.
     pub(crate) fn write(&self, buf: &mut Vec<u8>, line: u32) {
-        let start = buf.open(attr::DATA);
-        put_ip(buf, data::IP, self.ip);
-        if let Some(prefix) = self.prefix {
-            buf.put(data::CIDR, &[prefix]);
-        }
-        if let Some(port) = self.port {
-            buf.put_u16(data::PORT | abi::NET_BYTEORDER, port);
-        }
-        if let Some(protocol) = self.protocol {
-            buf.put(data::PROTO, &[protocol]);
-        }
-        put_ip(buf, data::IP2, self.ip2);
-        if let Some(prefix) = self.prefix2 {
-            buf.put(data::CIDR2, &[prefix]);
-        }
-        if let Some(mark) = self.mark {
-            // The low half is the mask of the bits that the mark replaces: all.
-            buf.put_u64(data::SKBMARK | abi::NET_BYTEORDER, u64::from(mark) << 32 | u64::from(u32::MAX));
-        }
-        buf.put_u32(attr::LINENO | abi::NET_BYTEORDER, line);
-        buf.close(start);
+        buf.nest(attr::DATA, |buf| {
+            put_ip(buf, data::IP, self.ip);
+            if let Some(prefix) = self.prefix {
+                buf.put(data::CIDR, &[prefix]);
+            }
+            if let Some(port) = self.port {
+                buf.put_u16(data::PORT | abi::NET_BYTEORDER, port);
+            }
+            if let Some(protocol) = self.protocol {
+                buf.put(data::PROTO, &[protocol]);
+            }
+            put_ip(buf, data::IP2, self.ip2);
+            if let Some(prefix) = self.prefix2 {
+                buf.put(data::CIDR2, &[prefix]);
+            }
+            if let Some(mark) = self.mark {
+                // The low half is the mask of the bits that the mark replaces: all.
+                buf.put_u64(data::SKBMARK | abi::NET_BYTEORDER, u64::from(mark) << 32 | u64::from(u32::MAX));
+            }
+            buf.put_u32(attr::LINENO | abi::NET_BYTEORDER, line);
+        });
     }
 
     /// `None` if a field is malformed. The kernel omits the prefix lengths of single addresses.

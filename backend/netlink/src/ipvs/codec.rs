@@ -25,18 +25,18 @@ pub(super) fn write_service(buf: &mut Vec<u8>, service: &VirtualServerKey) {
 
 /// Appends the key of a virtual server and its settings.
 pub(super) fn write_scheduling(buf: &mut Vec<u8>, service: &VirtualServerKey, scheduling: &Scheduling) {
-    let start = buf.open(abi::SERVICE);
-    write_key(buf, service);
-    buf.put_str(svc::SCHED_NAME, &scheduling.scheduler);
-    // `struct ip_vs_flags`: the flags and the mask of the flags to set.
-    let mut flags = [0xff; 8];
-    flags[..4].copy_from_slice(&scheduling.flags.to_ne_bytes());
-    buf.put(svc::FLAGS, &flags);
-    buf.put_ne_u32(svc::TIMEOUT, scheduling.timeout);
-    // Persistence per client address: a mask in IPv4, a prefix length in IPv6.
-    let mask: u32 = if service.family() == IpFamily::V4 { u32::MAX } else { 128 };
-    buf.put_ne_u32(svc::NETMASK, mask);
-    buf.close(start);
+    buf.nest(abi::SERVICE, |buf| {
+        write_key(buf, service);
+        buf.put_str(svc::SCHED_NAME, &scheduling.scheduler);
+        // `struct ip_vs_flags`: the flags and the mask of the flags to set.
+        let mut flags = [0xff; 8];
+        flags[..4].copy_from_slice(&scheduling.flags.to_ne_bytes());
+        buf.put(svc::FLAGS, &flags);
+        buf.put_ne_u32(svc::TIMEOUT, scheduling.timeout);
+        // Persistence per client address: a mask in IPv4, a prefix length in IPv6.
+        let mask: u32 = if service.family() == IpFamily::V4 { u32::MAX } else { 128 };
+        buf.put_ne_u32(svc::NETMASK, mask);
+    });
 }
 
 /// Appends all timeouts.
@@ -60,16 +60,16 @@ fn write_key(buf: &mut Vec<u8>, service: &VirtualServerKey) {
 
 /// Appends the key of a destination and its settings.
 pub(crate) fn write_destination(buf: &mut Vec<u8>, destination: &Destination) {
-    let start = buf.open(abi::DEST);
-    let address = &destination.address;
-    buf.put_ne_u16(dest::ADDR_FAMILY, family::number(IpFamily::of(&address.ip())).into());
-    buf.put(dest::ADDR, &address_bytes(address.ip()));
-    buf.put_u16(dest::PORT, address.port());
-    buf.put_ne_u32(dest::FWD_METHOD, destination.forwarding);
-    buf.put_ne_u32(dest::WEIGHT, destination.weight);
-    buf.put_ne_u32(dest::U_THRESH, destination.upper_threshold);
-    buf.put_ne_u32(dest::L_THRESH, destination.lower_threshold);
-    buf.close(start);
+    buf.nest(abi::DEST, |buf| {
+        let address = &destination.address;
+        buf.put_ne_u16(dest::ADDR_FAMILY, family::number(IpFamily::of(&address.ip())).into());
+        buf.put(dest::ADDR, &address_bytes(address.ip()));
+        buf.put_u16(dest::PORT, address.port());
+        buf.put_ne_u32(dest::FWD_METHOD, destination.forwarding);
+        buf.put_ne_u32(dest::WEIGHT, destination.weight);
+        buf.put_ne_u32(dest::U_THRESH, destination.upper_threshold);
+        buf.put_ne_u32(dest::L_THRESH, destination.lower_threshold);
+    });
 }
 
 /// The virtual server in a message of a dump; `None` if a required attribute is missing.

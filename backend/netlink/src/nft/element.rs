@@ -181,25 +181,25 @@ impl<'a> Element<'a> {
     /// Appends the element as an `NFTA_LIST_ELEM`.
     #[inline]
     pub(crate) fn put(&self, buf: &mut Vec<u8>) {
-        let element = buf.open(LIST_ELEM);
-        if let Some(timeout) = self.timeout {
-            buf.put_u64(ELEM_TIMEOUT, timeout.as_millis() as u64);
-        }
-        if self.key.is_empty() {
-            buf.put_u32(ELEM_FLAGS, CATCHALL);
-        } else {
-            put_value(buf, ELEM_KEY, self.key);
-        }
-        if let Some(key_end) = self.key_end {
-            put_value(buf, ELEM_KEY_END, key_end);
-        }
-        match &self.data {
-            ElementData::None => {}
-            ElementData::Value(value) => put_value(buf, ELEM_DATA, value),
-            ElementData::Verdict(verdict) => put_verdict(buf, ELEM_DATA, verdict),
-        }
-        userdata::put_comment(buf, ELEM_USERDATA, self.comment);
-        buf.close(element);
+        buf.nest(LIST_ELEM, |buf| {
+            if let Some(timeout) = self.timeout {
+                buf.put_u64(ELEM_TIMEOUT, timeout.as_millis() as u64);
+            }
+            if self.key.is_empty() {
+                buf.put_u32(ELEM_FLAGS, CATCHALL);
+            } else {
+                put_value(buf, ELEM_KEY, self.key);
+            }
+            if let Some(key_end) = self.key_end {
+                put_value(buf, ELEM_KEY_END, key_end);
+            }
+            match &self.data {
+                ElementData::None => {}
+                ElementData::Value(value) => put_value(buf, ELEM_DATA, value),
+                ElementData::Verdict(verdict) => put_verdict(buf, ELEM_DATA, verdict),
+            }
+            userdata::put_comment(buf, ELEM_USERDATA, self.comment);
+        });
     }
 
     /// Reads one `NFTA_LIST_ELEM`.
