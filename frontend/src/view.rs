@@ -3,7 +3,7 @@
 //! ```text
 //!   Service, its port, the VIPs it gets ──┐               ┌─▶ view():    ServicePort         the same for every node
 //!   EndpointSlices ──▶ merged endpoints ──┴─▶ Decisions ──┤              cluster: Scoped     by node, by zone
-//!                                                         │              local               by node
+//!                                                         │              local: Scoped       by node
 //!                                                         │              established: Scoped by node
 //!                                                         │              gone                the same for every node
 //!                                                         └─▶ explain(): each endpoint, with its reason
@@ -47,7 +47,7 @@ pub(crate) struct ServicePortView {
     pub(crate) cluster: PerFamily<Scoped<Pool>>,
     /// For traffic policy Local, by node: its ready endpoints, or else those that are terminating and still serving.
     /// Only nodes with such endpoints, and of those without a Node object a limited number.
-    pub(crate) local: BTreeMap<Arc<str>, PerFamily<Pool>>,
+    pub(crate) local: PerFamily<Scoped<Pool>>,
     /// What established UDP flows may keep, besides the endpoints of the other pools. The same for every node; if no
     /// traffic uses policy Cluster, by node: its own. With [`ConnectionResets::Removed`], what TCP connections may
     /// keep.
@@ -74,15 +74,13 @@ pub(crate) fn view(
     endpoints: &ServiceEndpoints<'_>,
 ) -> ServicePortView {
     let merged = merge(&port.key, endpoints);
-    let EndpointDecisions { any_endpoints, cluster: selected, local } =
+    let EndpointDecisions { any_endpoints, cluster: selected, local: used } =
         EndpointDecisions::of(service, &port, endpoints, &merged);
     port.any_endpoints = any_endpoints;
-    let mut by_node = BTreeMap::<Arc<str>, PerFamily<Pool>>::new();
-    for family in IpFamily::ALL {
-        for (node, used) in &local[family] {
-            by_node.entry(node.clone()).or_default()[family] = local_pool(used);
-        }
-    }
+    let local = PerFamily::from_fn(|family| {
+        let pools = used[family].iter().map(|(node, used)| (node.clone(), local_pool(used)));
+        Scoped { nodes: pools.collect(), ..Scoped::default() }
+    });
     let cluster =
         PerFamily::from_fn(|family| selected[family].as_ref().map(ClusterSelection::pools).unwrap_or_default());
     let resets = service.connection_resets.unwrap_or_default();
@@ -95,7 +93,9 @@ pub(crate) fn view(
                 let serving = in_family(family).filter(|merged| merged.endpoint.serving);
                 let established = match selected[family] {
                     Some(_) => everywhere(unused_of_cluster(serving, &cluster[family])),
-                    None => Scoped { nodes: unused_by_node(serving, endpoints, &by_node, family), ..Scoped::default() },
+                    None => {
+                        Scoped { nodes: unused_by_node(serving, endpoints, &local[family].nodes), ..Scoped::default() }
+                    }
                 };
                 (established, Scoped::default())
             }
@@ -111,7 +111,7 @@ pub(crate) fn view(
         }
     };
     let (established, gone) = PerFamily::from_fn(of_family).unzip();
-    ServicePortView { port, cluster, local: by_node, established, gone }
+    ServicePortView { port, cluster, local, established, gone }
 }
 
 /// Which endpoints of a service port are used where.
@@ -170,8 +170,8 @@ impl<T> Scoped<T> {
 
 impl ServicePortView {
     pub(crate) fn without_endpoints(port: ServicePort) -> Self {
-        let (local, established) = (BTreeMap::new(), PerFamily::default());
-        Self { port, cluster: PerFamily::default(), local, established, gone: PerFamily::default() }
+        let (cluster, local, established, gone) = Default::default();
+        Self { port, cluster, local, established, gone }
     }
 
     /// Whether any node may send new connections to an endpoint with this address. The pools of policy Local, which all
@@ -183,26 +183,30 @@ impl ServicePortView {
         let cluster = iter::once(default).chain(zones.values()).chain(nodes.values());
         let is_local = internal_policy == TrafficPolicy::Local
             || (external_policy == TrafficPolicy::Local && self.port.externally_accessible());
-        let local = self.local.values().map(|pools| &pools[family]).filter(|_| is_local);
+        let local = self.local[family].nodes.values().filter(|_| is_local);
         cluster.chain(local).any(|pool| pool.has_address(address))
     }
 
-    /// The pools that most nodes share, by class and family.
-    pub(crate) fn shared(&self) -> impl Iterator<Item = (PoolClass, IpFamily, &Scoped<Pool>)> {
-        let cluster = self.cluster.iter().map(|(family, pools)| (PoolClass::Cluster, family, pools));
-        let established = self.established.iter().map(|(family, pools)| (PoolClass::Established, family, pools));
-        let gone = self.gone.iter().map(|(family, pools)| (PoolClass::Gone, family, pools));
-        cluster.chain(established).chain(gone)
+    /// All pools, by class and family.
+    pub(crate) fn pools(&self) -> impl Iterator<Item = (PoolClass, IpFamily, &Scoped<Pool>)> {
+        let Self { port: _, cluster, local, established, gone } = self;
+        let classes = [
+            (PoolClass::Cluster, cluster),
+            (PoolClass::Established, established),
+            (PoolClass::Gone, gone),
+            (PoolClass::Local, local),
+        ];
+        classes.into_iter().flat_map(|(class, pools)| pools.iter().map(move |(family, pools)| (class, family, pools)))
     }
 
     /// The nodes with pools of their own, some more than once.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = &Arc<str>> {
-        self.shared().flat_map(|(.., pools)| pools.nodes.keys()).chain(self.local.keys())
+        self.pools().flat_map(|(.., pools)| pools.nodes.keys())
     }
 
     /// Whether a node has pools of its own.
     pub(crate) fn has_own_pools(&self, node: &str) -> bool {
-        self.local.contains_key(node) || self.shared().any(|(.., pools)| pools.nodes.contains_key(node))
+        self.pools().any(|(.., pools)| pools.nodes.contains_key(node))
     }
 
     pub(crate) fn cluster_pool(&self, family: IpFamily, node: &str, zone: &str) -> &Pool {
@@ -211,14 +215,14 @@ impl ServicePortView {
 
     /// The local pool of a node, unless it is empty.
     pub(crate) fn local_pool(&self, family: IpFamily, node: &str) -> Option<&Pool> {
-        self.local.get(node).map(|pools| &pools[family]).filter(|pool| !pool.is_empty())
+        self.local[family].nodes.get(node)
     }
 
     /// The number of endpoints, for metrics only.
     pub(crate) fn endpoints(&self) -> usize {
         let count = |family| {
             let everywhere = self.cluster[family].default.len();
-            let by_node = self.local.values().map(|pools| pools[family].len()).sum();
+            let by_node = self.local[family].nodes.values().map(|pool| pool.len()).sum();
             everywhere.max(by_node)
         };
         IpFamily::ALL.into_iter().map(count).sum()

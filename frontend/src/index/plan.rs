@@ -216,8 +216,8 @@ impl Index {
     fn node_effects(&self, change: ViewChange<'_>, node: Option<&str>) -> NodeEffects {
         let mut effects = NodeEffects::default();
         let zone_of = |node: &str| self.nodes.get(node).map_or("", |node| &*node.zone);
-        let shared = change.shared_differences(zone_of);
-        let differs = |NodeLocation { node, zone }| shared.iter().any(|pool| *pool.resolve(node, zone));
+        let differences = change.differences(zone_of);
+        let differs = |NodeLocation { node, zone }| differences.iter().any(|pool| *pool.resolve(node, zone));
         if let Some(node) = node {
             let location = NodeLocation { node, zone: zone_of(node) };
             effects.add(1, iter::once(node), differs(location), change, location);
@@ -314,14 +314,13 @@ impl<'a> ViewChange<'a> {
         }
     }
 
-    /// Whether nodes would have another service port, or other pools than local ones: those for which any of these is
-    /// true.
-    fn shared_differences<'z>(self, zone_of: impl Fn(&str) -> &'z str) -> Vec<Scoped<bool>> {
+    /// The nodes that would have another service port, or other pools: those for which any of these is true.
+    fn differences<'z>(self, zone_of: impl Fn(&str) -> &'z str) -> Vec<Scoped<bool>> {
         let (before, after) = match (self.before, self.after) {
             (Some(before), Some(after)) if before.port == after.port => (before, after),
             _ => return vec![Scoped { default: true, ..Scoped::default() }],
         };
-        let pools = iter::zip(before.shared(), after.shared());
+        let pools = iter::zip(before.pools(), after.pools());
         let differences = pools.map(|((.., before), (.., after))| {
             let in_zone = |zone: &Arc<str>| (zone.clone(), before.in_zone(zone) != after.in_zone(zone));
             let on_node = |node: &Arc<str>| {
@@ -335,11 +334,6 @@ impl<'a> ViewChange<'a> {
             }
         });
         differences.collect()
-    }
-
-    fn local_differ(self, node: &str) -> bool {
-        let local = |view: Option<&'a ServicePortView>| view.and_then(|view| view.local.get(node));
-        local(self.before) != local(self.after)
     }
 
     /// The traffic that has endpoints on a node before, and none after.
@@ -370,11 +364,11 @@ impl NodeEffects {
         &mut self,
         count: usize,
         names: impl Iterator<Item = &'n str> + Clone,
-        shared_differ: bool,
+        differs: bool,
         change: ViewChange<'_>,
         location: NodeLocation<'_>,
     ) {
-        if !shared_differ && !change.local_differ(location.node) {
+        if !differs {
             return;
         }
         let add = |group: &mut NodeGroup| {

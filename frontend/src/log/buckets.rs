@@ -67,7 +67,7 @@ impl Bucket {
 
 impl BucketChunks {
     fn of(ports: &BTreeMap<ServicePortKey, Arc<ServicePortView>>) -> Self {
-        let pools = ports.values().flat_map(|view| view.shared());
+        let pools = ports.values().flat_map(|view| view.pools());
         let zones = pools.flat_map(|(.., pools)| pools.zones.keys()).cloned().collect();
         Self { zones, chunks: HashMap::new() }
     }

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use proto::{
     digest::{Digest, DigestVector, KeyHash},
-    model::{PerFamily, Pool, PoolClass},
+    model::{Pool, PoolClass},
 };
 
 use crate::view::{Scoped, ServicePortView};
@@ -22,7 +22,7 @@ pub(super) struct DigestIndex {
 pub(super) type ApplyDigest = fn(&mut Digest, Digest);
 
 impl DigestIndex {
-    /// The digests of all service ports and shared pools in a zone.
+    /// The digests of all service ports, and of the pools that nodes in a zone share.
     pub(super) fn digests(&self, zone: &str) -> DigestVector {
         let mut digests = self.all_nodes.clone();
         if let Some(zone_sum) = self.zones.get(zone) {
@@ -40,11 +40,11 @@ impl DigestIndex {
         sum
     }
 
-    /// Adds or removes a service port with its shared pools. Returns the digest of each pool by zone, for
+    /// Adds or removes a service port with the pools that nodes share. Returns the digest of each by zone, for
     /// [`own_digest`].
     pub(super) fn account(&mut self, hash: KeyHash, view: &ServicePortView, apply: ApplyDigest) -> Vec<Scoped<Digest>> {
         apply(&mut self.all_nodes[hash.bucket()], Digest::of_service_port(&view.port));
-        view.shared().map(|(class, _, pools)| self.account_pool(hash, class, pools, apply)).collect()
+        view.pools().map(|(class, _, pools)| self.account_pool(hash, class, pools, apply)).collect()
     }
 
     fn account_pool(
@@ -72,27 +72,21 @@ impl DigestIndex {
     }
 }
 
-/// What a service port adds to the digests of one node, relative to its zone. `in_zone` returns the digest of shared
-/// pools there, by their number.
+/// What a service port adds to the digests of one node, relative to its zone. `in_zone` returns the digest of a pool
+/// there, by its number.
 pub(super) fn own_digest(
     hash: KeyHash,
     view: &ServicePortView,
     node: &str,
     in_zone: impl Fn(usize, PoolClass, &Scoped<Pool>) -> Digest,
 ) -> Digest {
-    let mut own = view.local.get(node).map_or_else(Digest::default, |pools| local_digest(hash, pools));
-    for (at, (class, _, pools)) in view.shared().enumerate() {
+    let mut own = Digest::default();
+    for (at, (class, _, pools)) in view.pools().enumerate() {
         if let Some(pool) = pools.nodes.get(node) {
             own.add(difference(hash.pool(class, pool), in_zone(at, class, pools)));
         }
     }
     own
-}
-
-fn local_digest(hash: KeyHash, pools: &PerFamily<Pool>) -> Digest {
-    let mut sum = hash.pool(PoolClass::Local, &pools.v4);
-    sum.add(hash.pool(PoolClass::Local, &pools.v6));
-    sum
 }
 
 fn difference(mut digest: Digest, other: Digest) -> Digest {

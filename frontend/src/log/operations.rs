@@ -12,7 +12,7 @@ use std::{
     sync::Arc,
 };
 
-use proto::model::{IpFamily, Operation, PerFamily, Pool, PoolClass, PoolId, ServicePortKey};
+use proto::model::{Operation, Pool, PoolClass, PoolId, ServicePortKey};
 
 use crate::view::{Scoped, ServicePortView};
 
@@ -46,27 +46,27 @@ impl CommitOperations {
         }
         let new = ServicePortView::without_endpoints(after.port.clone());
         let before = before.unwrap_or(&new);
-        for ((class, family, before), (.., after)) in iter::zip(before.shared(), after.shared()) {
+        for ((class, family, before), (.., after)) in iter::zip(before.pools(), after.pools()) {
             if before == after {
                 continue;
             }
             let id = PoolId { key: key.clone(), class, family };
-            if before.is_everywhere() && after.is_everywhere() {
+            if class == PoolClass::Local {
+                self.change_local(&id, before, after);
+            } else if before.is_everywhere() && after.is_everywhere() {
                 change_pool(id, &before.default, &after.default, &mut self.all);
             } else {
                 self.scoped.push(change_scoped(&id, before, after, &zone_of));
             }
         }
-        let none = PerFamily::default();
-        for (node, (before, after)) in pairs(&before.local, &after.local) {
-            let (before, after) = (before.unwrap_or(&none), after.unwrap_or(&none));
-            if before == after {
-                continue;
-            }
-            let own = self.own.entry(node.clone()).or_default();
-            for family in IpFamily::ALL {
-                let id = PoolId { key: key.clone(), class: PoolClass::Local, family };
-                change_pool(id, &before[family], &after[family], own);
+    }
+
+    /// Adds the changes of local pools. Nodes whose pool stays as it is, perhaps thousands, need no entry.
+    fn change_local(&mut self, id: &PoolId, before: &Scoped<Pool>, after: &Scoped<Pool>) {
+        for (node, (own_before, own_after)) in pairs(&before.nodes, &after.nodes) {
+            if own_before != own_after {
+                let (before, after) = (own_before.unwrap_or(&before.default), own_after.unwrap_or(&after.default));
+                change_pool(id.clone(), before, after, self.own.entry(node.clone()).or_default());
             }
         }
     }
@@ -79,12 +79,7 @@ pub(super) fn changed_nodes(before: Option<&ServicePortView>, after: Option<&Ser
         return before.or(after).into_iter().flat_map(ServicePortView::nodes).cloned().collect();
     };
     let mut nodes = BTreeSet::new();
-    for (node, (before, after)) in pairs(&before.local, &after.local) {
-        if before != after {
-            nodes.insert(node.clone());
-        }
-    }
-    for ((.., before), (.., after)) in iter::zip(before.shared(), after.shared()) {
+    for ((.., before), (.., after)) in iter::zip(before.pools(), after.pools()) {
         let is_moved = before.default != after.default || before.zones != after.zones;
         for (node, (before, after)) in pairs(&before.nodes, &after.nodes) {
             if is_moved || before != after {
@@ -98,23 +93,17 @@ pub(super) fn changed_nodes(before: Option<&ServicePortView>, after: Option<&Ser
 /// Appends the operations that create a service port with the pools that nodes of a zone share.
 pub(super) fn put_for_zone(view: &ServicePortView, zone: &str, operations: &mut Vec<Operation>) {
     operations.push(Operation::PutServicePort(view.port.clone()));
-    for (class, family, pools) in view.shared() {
+    for (class, family, pools) in view.pools() {
         let id = PoolId { key: view.port.key.clone(), class, family };
         change_pool(id, &Pool::default(), pools.in_zone(zone), operations);
     }
 }
 
-/// Appends what a node needs in addition to [`put_for_zone`]: its local pools, and others that are specific to it.
+/// Appends what a node needs in addition to [`put_for_zone`]: the pools that are specific to it.
 pub(super) fn put_for_node(view: &ServicePortView, node: &str, operations: &mut Vec<Operation>) {
-    for (class, family, pools) in view.shared() {
+    for (class, family, pools) in view.pools() {
         if let Some(pool) = pools.nodes.get(node) {
             chunk::replace(PoolId { key: view.port.key.clone(), class, family }, pool, operations);
-        }
-    }
-    for family in IpFamily::ALL {
-        if let Some(pool) = view.local_pool(family, node) {
-            let id = PoolId { key: view.port.key.clone(), class: PoolClass::Local, family };
-            chunk::replace(id, pool, operations);
         }
     }
 }

@@ -85,7 +85,7 @@ fn optional<T: ToString>(value: Option<T>) -> String {
 /// The endpoints that are used in addition, or no longer: everywhere, or else by policy Local.
 fn endpoints(before: &ServicePortView, after: &ServicePortView) -> Option<String> {
     let local = |view: &ServicePortView| -> Pool {
-        let pools = view.local.values().flat_map(|pools| pools.iter().map(|(_, pool)| pool));
+        let pools = view.local.iter().flat_map(|(_, pools)| pools.nodes.values());
         pools.flat_map(|pool| pool.iter().copied()).collect()
     };
     let (mut added, mut removed) = (Vec::new(), Vec::new());
@@ -126,7 +126,7 @@ fn signed<T: ToString>(added: impl Iterator<Item = T>, removed: impl Iterator<It
 mod tests {
     use std::num::NonZeroU16;
 
-    use proto::model::{Endpoint, PerFamily, Protocol, ServicePortKey};
+    use proto::model::{Endpoint, Protocol, ServicePortKey};
 
     use super::*;
 
@@ -182,10 +182,10 @@ mod tests {
 
     #[test]
     fn local_endpoints_are_described_if_no_others_change() {
-        let pools = |last: Vec<u8>| PerFamily { v4: view(last).cluster.v4.default, ..Default::default() };
+        let pool = |last: Vec<u8>| view(last).cluster.v4.default;
         let (mut before, mut after) = (view([]), view([]));
-        before.local.insert("node-a".into(), pools(vec![1, 2]));
-        after.local.insert("node-b".into(), pools(vec![2, 3]));
+        before.local.v4.nodes.insert("node-a".into(), pool(vec![1, 2]));
+        after.local.v4.nodes.insert("node-b".into(), pool(vec![2, 3]));
         assert_eq!(describe(Some(&before), Some(&after)), "endpoints 2 -> 2: +10.244.0.3:8080 -10.244.0.1:8080");
     }
 

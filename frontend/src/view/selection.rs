@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use proto::model::{IpFamily, PerFamily, Pool};
+use proto::model::Pool;
 
 use crate::object::SliceEndpoint;
 
@@ -118,14 +118,13 @@ pub(super) fn unused_of_cluster<'m, 'a: 'm>(
 pub(super) fn unused_by_node<'m, 'a: 'm>(
     serving: impl Iterator<Item = &'m MergedEndpoint<'a>>,
     of_service: &ServiceEndpoints<'_>,
-    local: &BTreeMap<Arc<str>, PerFamily<Pool>>,
-    family: IpFamily,
+    local: &BTreeMap<Arc<str>, Pool>,
 ) -> BTreeMap<Arc<str>, Pool> {
     let mut by_node = BTreeMap::<Arc<str>, Vec<_>>::new();
     for merged in serving {
         let Some(node) = of_service.local_node(merged.endpoint) else { continue };
         let endpoint = merged.to_endpoint(false);
-        if !local.get(node).is_some_and(|pools| pools[family].contains(&endpoint)) {
+        if !local.get(node).is_some_and(|pool| pool.contains(&endpoint)) {
             by_node.entry(node.clone()).or_default().push(endpoint);
         }
     }

@@ -132,7 +132,7 @@ fn endpoint_in_two_slices_is_one_and_not_terminating() {
     ];
     let view = view_of(&service, &slices);
     assert_eq!(addresses(&view.cluster.v4.default), ["10.0.0.1"]);
-    assert_eq!(view.local.keys().map(|node| &**node).collect::<Vec<_>>(), ["node-1"]);
+    assert_eq!(view.local.v4.nodes.keys().map(|node| &**node).collect::<Vec<_>>(), ["node-1"]);
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn ip_family_without_cluster_ip_has_no_endpoints() {
     v6.family = IpFamily::V6;
     let view = view_of(&service, &[v6]);
     assert_eq!(view.port.any_endpoints, PerFamily { v4: false, v6: false });
-    assert!(view.local.is_empty());
+    assert_eq!(view.local, PerFamily::default());
     assert!(view.cluster_pool(IpFamily::V6, "node-0", "").is_empty());
 }
 

@@ -11,7 +11,7 @@ fn on_missing_nodes(prefix: &str, port: &str) -> SliceObject {
 }
 
 fn local_nodes(views: &Views) -> BTreeSet<Arc<str>> {
-    views.values().flat_map(|view| view.local.keys()).cloned().collect()
+    views.values().flat_map(|view| view.local.v4.nodes.keys()).cloned().collect()
 }
 
 #[test]

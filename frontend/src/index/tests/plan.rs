@@ -97,8 +97,8 @@ proptest! {
 /// What a node is sent of a service port.
 fn state_of(view: Option<&ServicePortView>, node: &NodeInfo) -> impl PartialEq {
     view.map(|view| {
-        let shared = view.shared().map(|(.., pools)| pools.resolve(&node.name, &node.zone));
-        (&view.port, shared.collect::<Vec<_>>(), view.local.get(&node.name))
+        let pools = view.pools().map(|(.., pools)| pools.resolve(&node.name, &node.zone));
+        (&view.port, pools.collect::<Vec<_>>())
     })
 }
 
