@@ -29,7 +29,7 @@ use crate::{
 pub(crate) struct FrontendContext {
     pub(crate) config: Config,
     pub(crate) cluster: ClusterState,
-    pub(crate) streams: Streams,
+    pub(crate) streams: Arc<Streams>,
     pub(crate) drains: WaitingDrains,
     pub(crate) rebuild_queue: RebuildQueue,
     pub(crate) rate_limiter: RateLimiter,
@@ -76,7 +76,7 @@ impl FrontendContext {
         let log = ChangeLog::new(Epoch(fastrand::u64(1..)), config.history);
         Self {
             cluster: ClusterState::new(index, log),
-            streams: Streams::default(),
+            streams: Arc::default(),
             drains: WaitingDrains::default(),
             rebuild_queue: RebuildQueue::new(config.max_concurrent_rebuilds, config.rebuild_timeout),
             rate_limiter: RateLimiter::new(config.node_limits),

@@ -79,12 +79,9 @@ pub(crate) struct StreamStatus {
     pub(crate) reconnect: Arc<Notify>,
 }
 
-/// All streams. Clones share the same state.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Streams(Arc<SharedFleet>);
-
+/// All streams.
 #[derive(Debug, Default)]
-struct SharedFleet {
+pub(crate) struct Streams {
     fleet: Mutex<Fleet>,
     /// [`Fleet::programmed_on_all_nodes`], as it changes.
     programmed: watch::Sender<Option<Revision>>,
@@ -106,26 +103,32 @@ pub(crate) struct Fleet {
     /// The nodes of the cluster with a backend stream.
     pub(crate) connected: NodeSet,
     pub(crate) cluster: NodeSet,
-    /// The nodes of the cluster. For those without a backend: since when.
-    pub(crate) nodes: BTreeMap<Arc<str>, Instant>,
+    /// The nodes of the cluster.
+    pub(crate) nodes: BTreeMap<Arc<str>, NodeRecord>,
     /// Whether the cluster has, or has had, Node objects. A directory of manifests may have none.
     has_nodes: bool,
-    /// The nodes of the cluster that owed an answer when their last stream ended: since when. A node that connects
-    /// again and again makes no progress by that.
-    owing: BTreeMap<Arc<str>, Instant>,
-    /// Why the frontend ended the last stream of a node, until a later stream succeeds. Nearly always empty, so that an
-    /// Ack costs nothing here.
-    errors: BTreeMap<Arc<str>, String>,
-    /// The nodes of the cluster whose state differed from what was sent, as they say: when last.
-    differed: BTreeMap<Arc<str>, Instant>,
-    /// Those that were rolled back from what they say that they had: when last.
-    rolled_back: BTreeMap<Arc<str>, Instant>,
+}
+
+/// What is kept of a node of the cluster beyond its streams.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeRecord {
+    /// Since when it has no backend; without meaning while it has one.
+    disconnected_since: Instant,
+    /// If it owed an answer when its last stream ended: since when. A node that connects again and again makes no
+    /// progress by that.
+    owing: Option<Instant>,
+    /// Why the frontend ended its last stream, until a later stream succeeds.
+    error: Option<String>,
+    /// When its state last differed from what was sent, as it says.
+    differed: Option<Instant>,
+    /// When it was last rolled back from what it says that it had.
+    rolled_back: Option<Instant>,
 }
 
 /// Removes the stream when it is dropped.
 #[derive(Debug)]
 pub(crate) struct StreamGuard {
-    streams: Streams,
+    streams: Arc<Streams>,
     id: u64,
     /// The node, if the client is its backend.
     backend: Option<Arc<str>>,
@@ -150,7 +153,7 @@ impl StreamStatus {
 // === impl Streams ===
 
 impl Streams {
-    pub(crate) fn register(&self, hello: &Hello, mode: SyncMode) -> StreamGuard {
+    pub(crate) fn register(self: &Arc<Self>, hello: &Hello, mode: SyncMode) -> StreamGuard {
         let reconnect = Arc::<Notify>::default();
         let status = StreamStatus {
             node: hello.node.clone(),
@@ -234,25 +237,26 @@ impl Streams {
     }
 
     /// Records why the frontend ended the stream of a node's backend.
-    pub(crate) fn set_error(&self, node: &Arc<str>, error: String) {
-        self.with(|fleet| {
-            if fleet.nodes.contains_key(node) {
-                fleet.errors.insert(node.clone(), error);
-            }
-        });
+    pub(crate) fn set_error(&self, node: &str, error: String) {
+        self.change_record(node, |record| record.error = Some(error));
     }
 
     /// Records that the backend of a node was rolled back.
-    pub(crate) fn rolled_back(&self, node: &Arc<str>) {
+    pub(crate) fn rolled_back(&self, node: &str) {
+        self.change_record(node, |record| record.rolled_back = Some(Instant::now()));
+    }
+
+    /// Changes what is kept of a node, if the cluster has it.
+    fn change_record(&self, node: &str, change: impl FnOnce(&mut NodeRecord)) {
         self.with(|fleet| {
-            if fleet.nodes.contains_key(node) {
-                fleet.rolled_back.insert(node.clone(), Instant::now());
+            if let Some(record) = fleet.nodes.get_mut(node) {
+                change(record);
             }
         });
     }
 
     pub(crate) fn count(&self) -> usize {
-        *self.0.open.borrow()
+        *self.open.borrow()
     }
 
     /// The current status of all nodes and streams.
@@ -262,7 +266,7 @@ impl Streams {
 
     /// The newest revision that every connected node has programmed, as it changes; `None` when no node is connected.
     pub(crate) fn programmed(&self) -> watch::Receiver<Option<Revision>> {
-        self.0.programmed.subscribe()
+        self.programmed.subscribe()
     }
 
     /// Waits until every connected node has programmed a revision.
@@ -274,15 +278,15 @@ impl Streams {
     /// Waits until no stream is open.
     pub(crate) async fn wait_closed(&self) {
         // Fails only after the streams have been dropped.
-        let _ = self.0.open.subscribe().wait_for(|count| *count == 0).await;
+        let _ = self.open.subscribe().wait_for(|count| *count == 0).await;
     }
 
     pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Fleet) -> T) -> T {
-        let mut fleet = lock(&self.0.fleet);
+        let mut fleet = lock(&self.fleet);
         let result = act(&mut fleet);
         let (programmed, open) = (fleet.programmed_on_all_nodes(), fleet.streams.len());
-        self.0.open.send_if_modified(|current| mem::replace(current, open) != open);
-        self.0.programmed.send_if_modified(|current| mem::replace(current, programmed) != programmed);
+        self.open.send_if_modified(|current| mem::replace(current, open) != open);
+        self.programmed.send_if_modified(|current| mem::replace(current, programmed) != programmed);
         result
     }
 }
@@ -319,14 +323,17 @@ impl Fleet {
     /// The nodes of the cluster without a backend stream here, and for how long, by name.
     pub(crate) fn disconnected(&self) -> impl Iterator<Item = (&Arc<str>, Duration)> {
         let disconnected = self.nodes.iter().filter(|(node, _)| !self.backends.contains_key(*node));
-        disconnected.map(|(node, since)| (node, since.elapsed()))
+        disconnected.map(|(node, record)| (node, record.disconnected_since.elapsed()))
     }
 
     /// How many nodes have left this frontend, or appeared, within this time, and may be about to connect to another
     /// one.
     pub(crate) fn left(&self, within: Duration) -> usize {
-        let is_owing = |node| self.owing.get(node).is_some_and(|since| since.elapsed() >= STALLED);
-        self.disconnected().filter(|(node, since)| *since < within && !is_owing(*node)).count()
+        let disconnected = self.nodes.iter().filter(|(node, _)| !self.backends.contains_key(*node));
+        let left = disconnected.filter(|(_, NodeRecord { disconnected_since, owing, .. })| {
+            disconnected_since.elapsed() < within && owing.is_none_or(|since| since.elapsed() < STALLED)
+        });
+        left.count()
     }
 
     /// The newest revision that every connected node has programmed; `None` when no node is connected.
@@ -371,17 +378,21 @@ impl Fleet {
 
     /// Why the node's last stream was ended, until a later stream succeeds.
     pub(crate) fn last_error(&self, node: &str) -> Option<&str> {
-        self.errors.get(node).map(String::as_str)
+        self.nodes.get(node)?.error.as_deref()
     }
 
     /// How many nodes have said within [`RECENT`] that their state differs from what they were sent.
     pub(crate) fn differed(&self) -> usize {
-        recent(&self.differed)
+        self.recent(|record| record.differed)
     }
 
     /// How many nodes were rolled back within [`RECENT`].
     pub(crate) fn rolled_back(&self) -> usize {
-        recent(&self.rolled_back)
+        self.recent(|record| record.rolled_back)
+    }
+
+    fn recent(&self, last: impl Fn(&NodeRecord) -> Option<Instant>) -> usize {
+        self.nodes.values().filter_map(last).filter(|last| last.elapsed() < RECENT).count()
     }
 
     fn insert(&mut self, mut status: StreamStatus) -> u64 {
@@ -390,7 +401,7 @@ impl Fleet {
         let node = status.node.clone();
         self.recount(&node, |fleet| {
             if status.role == Role::Backend {
-                let owing = fleet.owing.remove(&node);
+                let owing = fleet.nodes.get_mut(&node).and_then(|record| record.owing.take());
                 status.unanswered_since = status.unanswered_since.map(|since| owing.unwrap_or(since));
                 fleet.backends.entry(status.node.clone()).or_default().insert(id);
             }
@@ -411,9 +422,9 @@ impl Fleet {
             let Some(ids) = fleet.backends.get_mut(&node) else { return };
             if ids.remove(&id) && ids.is_empty() {
                 fleet.backends.remove(&node);
-                if let Some(disconnected_since) = fleet.nodes.get_mut(&node) {
-                    *disconnected_since = Instant::now();
-                    fleet.owing.extend(owing.map(|since| (node.clone(), since)));
+                if let Some(record) = fleet.nodes.get_mut(&node) {
+                    record.disconnected_since = Instant::now();
+                    record.owing = owing;
                 }
             }
         });
@@ -424,7 +435,9 @@ impl Fleet {
         let is_first = !mem::replace(&mut self.has_nodes, true);
         let is_new = !self.nodes.contains_key(node);
         if is_new {
-            self.recount(node, |fleet| fleet.nodes.insert(node.clone(), Instant::now()));
+            let disconnected_since = Instant::now();
+            let new = NodeRecord { disconnected_since, owing: None, error: None, differed: None, rolled_back: None };
+            self.recount(node, |fleet| fleet.nodes.insert(node.clone(), new));
             self.cluster.insert(node);
         }
         if is_first {
@@ -437,10 +450,6 @@ impl Fleet {
 
     /// Returns whether it existed.
     fn remove_node(&mut self, node: &Arc<str>) -> bool {
-        self.errors.remove(node);
-        self.owing.remove(node);
-        self.differed.remove(node);
-        self.rolled_back.remove(node);
         let existed = self.recount(node, |fleet| fleet.nodes.remove(node)).is_some();
         if existed {
             self.cluster.remove(node);
@@ -478,10 +487,6 @@ impl Fleet {
     }
 }
 
-fn recent(nodes: &BTreeMap<Arc<str>, Instant>) -> usize {
-    nodes.values().filter(|last| last.elapsed() < RECENT).count()
-}
-
 // === impl StreamGuard ===
 
 impl StreamGuard {
@@ -492,18 +497,17 @@ impl StreamGuard {
 
     /// Records that the state of the client's node differed from what was sent.
     pub(crate) fn differed(&self) {
-        let Some(node) = &self.backend else { return };
-        self.streams.with(|fleet| {
-            if fleet.nodes.contains_key(node) {
-                fleet.differed.insert(node.clone(), Instant::now());
-            }
-        });
+        self.change_record(|record| record.differed = Some(Instant::now()));
     }
 
     /// Clears the error of an earlier stream: the client has acknowledged a revision on this one.
     pub(crate) fn clear_error(&self) {
+        self.change_record(|record| record.error = None);
+    }
+
+    fn change_record(&self, change: impl FnOnce(&mut NodeRecord)) {
         if let Some(node) = &self.backend {
-            self.streams.with(|fleet| fleet.errors.remove(node));
+            self.streams.change_record(node, change);
         }
     }
 }
