@@ -97,7 +97,7 @@ impl<'a> Drain<'a> {
     }
 
     fn state(&mut self) -> DrainState {
-        let used = self.context.drains.uses.of(&self.context.cluster, &self.addresses);
+        let used = self.context.cluster.use_of(&self.addresses);
         self.services.extend(used.services.iter().cloned());
         let Some(revision) = used.revision.filter(|_| !used.is_used) else {
             self.unused_since = None;

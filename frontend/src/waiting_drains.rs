@@ -1,7 +1,5 @@
 //! The pods that wait until no node sends them new connections, for the status, the page and the metrics.
 
-mod uses;
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
@@ -16,7 +14,6 @@ use proto::model::Revision;
 use runtime::lock;
 use tokio::time::Instant;
 
-use self::uses::AddressUses;
 use crate::object::ObjectName;
 
 /// How long after the answer to one question about a pod the next one continues it.
@@ -32,7 +29,6 @@ pub(crate) struct WaitingDrains {
     next: AtomicU64,
     /// By addresses: pods whose last question was answered.
     answered: Mutex<BTreeMap<Vec<IpAddr>, AnsweredDrain>>,
-    pub(crate) uses: AddressUses,
 }
 
 /// A pod that may be asked about again.

@@ -430,7 +430,7 @@ async fn custom_slice_does_not_keep_a_pod_that_another_slice_names() {
 async fn questions_about_a_pod_share_a_decision_for_each_commit() {
     let fixture = cluster().await;
     let (mut first, mut second) = (fixture.joined("node-0").await, fixture.joined("node-1").await);
-    let decisions = || fixture.frontend.context.drains.uses.decisions();
+    let decisions = || fixture.frontend.context.cluster.use_decisions();
     let asked: Vec<_> = (0..32).map(|_| ask(&fixture, LONG)).collect();
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(decisions(), 1);
