@@ -32,7 +32,7 @@ pub(crate) use self::{
     limit::{KnownTopology, ServiceEndpoints},
 };
 use self::{
-    merge::{MergedEndpoint, merge},
+    merge::{MergedEndpoint, Usability, merge},
     selection::{
         ClusterSelection, UsedEndpoints, local, local_pool, on_missing_nodes, unused_by_node, unused_of_cluster,
     },
@@ -140,7 +140,7 @@ impl<'a> EndpointDecisions<'a> {
                 continue;
             }
             let endpoints: Vec<_> = merged.iter().filter(|merged| merged.family() == family).copied().collect();
-            let can_serve = |merged: &MergedEndpoint<'_>| merged.ready() || merged.fallback();
+            let can_serve = |merged: &MergedEndpoint<'_>| merged.usability() != Usability::Unused;
             decisions.any_endpoints[family] = endpoints.iter().any(can_serve);
             if uses_cluster {
                 decisions.cluster[family] = Some(ClusterSelection::of(&endpoints, of_service));

@@ -8,9 +8,8 @@ use crate::object::{ObjectName, ServiceObject, SliceEndpoint};
 
 use super::{
     EndpointDecisions, ServiceEndpoints,
-    limit::ports_named,
-    merge::{MergedEndpoint, entries, merge},
-    selection::{ClusterSelection, HintScope, Hints, UseBasis, UsedEndpoints},
+    merge::{MergedEndpoint, Usability, entries, merge},
+    selection::{ClusterSelection, HintScope, Hints, UsedEndpoints},
 };
 
 /// The most endpoints that are explained at once: tenants choose the ports and the endpoints of their Services, and the
@@ -113,10 +112,11 @@ pub(crate) fn explain(
         let (slice, endpoint) = (entry.slice.name.clone(), entry.endpoint.clone());
         endpoints.push(EndpointExplanation { slice, endpoint, port: Some(entry.port), cluster, local });
     }
+    let named = (&*port.key.port_name, port.key.protocol);
     let mut without_port = of_service
         .slices()
         .filter(|_| !of_service.is_subset())
-        .filter(|slice| ports_named(&slice.ports, &port.key.port_name, port.key.protocol).is_empty())
+        .filter(|slice| slice.ports.binary_search_by(|port| (&*port.name, port.protocol).cmp(&named)).is_err())
         .flat_map(|slice| slice.endpoints.iter().map(move |endpoint| (slice, endpoint)));
     let left = MAX_EXPLAINED.saturating_sub(endpoints.len());
     endpoints.extend(without_port.by_ref().take(left).map(|(slice, endpoint)| EndpointExplanation {
@@ -161,7 +161,7 @@ impl EndpointDecisions<'_> {
         let local = match &merged.endpoint.node {
             Some(its) if **its == *node => match self.local[family].get(node) {
                 Some(used) => used.explain(merged),
-                None if merged.ready() || merged.fallback() => EndpointReason::MissingNode,
+                None if merged.usability() != Usability::Unused => EndpointReason::MissingNode,
                 None if merged.endpoint.terminating => EndpointReason::NotServing,
                 None => EndpointReason::NotReady,
             },
@@ -189,12 +189,12 @@ impl ClusterSelection<'_> {
 impl UsedEndpoints<'_> {
     /// By its own conditions and those of the others.
     fn explain(&self, merged: &MergedEndpoint<'_>) -> EndpointReason {
-        match self.basis {
-            _ if merged.ready() => EndpointReason::Ready,
-            UseBasis::Fallback if merged.fallback() => EndpointReason::Fallback,
-            UseBasis::Ready if merged.fallback() => EndpointReason::OthersReady,
-            _ if merged.endpoint.terminating => EndpointReason::NotServing,
-            _ => EndpointReason::NotReady,
+        match merged.usability() {
+            Usability::Ready => EndpointReason::Ready,
+            Usability::Fallback if self.basis == Usability::Ready => EndpointReason::OthersReady,
+            Usability::Fallback => EndpointReason::Fallback,
+            Usability::Unused if merged.endpoint.terminating => EndpointReason::NotServing,
+            Usability::Unused => EndpointReason::NotReady,
         }
     }
 }

@@ -18,7 +18,7 @@ use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, ServicePortKey};
 
 use crate::object::{ServiceLimits, ServiceObject, SliceEndpoint, SliceObject, SlicePort};
 
-use super::merge::MergedEndpoint;
+use super::merge::{MergedEndpoint, Usability};
 
 /// The most nodes of a Service that have local pools without a Node object. It may be missing by mistake, but
 /// EndpointSlices can name any number of such nodes, and each costs much more memory than its name.
@@ -64,14 +64,6 @@ struct EntryCounts {
     largest_port: usize,
     /// How many of each port are used.
     per_port: usize,
-}
-
-/// Endpoints that can serve come first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Usability {
-    Ready,
-    Fallback,
-    Unused,
 }
 
 impl KnownTopology<'_> {
@@ -238,13 +230,6 @@ impl<'a> ServiceEndpoints<'a> {
     }
 }
 
-/// The ports of a slice with this name and protocol.
-pub(super) fn ports_named<'a>(ports: &'a [SlicePort], name: &str, protocol: Protocol) -> &'a [SlicePort] {
-    let begin = ports.partition_point(|port| (&*port.name, port.protocol) < (name, protocol));
-    let count = ports[begin..].partition_point(|port| (&*port.name, port.protocol) == (name, protocol));
-    &ports[begin..begin + count]
-}
-
 /// The largest number of entries for each port with which all ports together have at most `total`.
 fn fair_share(mut counts: Vec<usize>, total: usize) -> usize {
     counts.sort_unstable();
@@ -297,16 +282,6 @@ impl EntryCounts {
             all_ports: counts.iter().sum(),
             largest_port: counts.iter().max().copied().unwrap_or_default(),
             per_port: limits.endpoints.min(fair_share(counts.to_vec(), limits.port_endpoints)).max(1),
-        }
-    }
-}
-
-impl Usability {
-    fn of(endpoint: &SliceEndpoint) -> Self {
-        match endpoint {
-            SliceEndpoint { ready: true, .. } => Self::Ready,
-            SliceEndpoint { serving: true, terminating: true, .. } => Self::Fallback,
-            _ => Self::Unused,
         }
     }
 }

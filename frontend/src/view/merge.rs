@@ -17,19 +17,34 @@ pub(super) struct MergedEndpoint<'a> {
     pub(super) port: NonZeroU16,
 }
 
+/// Whether an endpoint serves new connections. The first that some endpoint has decides which are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Usability {
+    /// It is ready.
+    Ready,
+    /// It is terminating and still serving: used if no endpoint is ready.
+    Fallback,
+    /// It is never used.
+    Unused,
+}
+
+impl Usability {
+    pub(super) fn of(endpoint: &SliceEndpoint) -> Self {
+        match endpoint {
+            SliceEndpoint { ready: true, .. } => Self::Ready,
+            SliceEndpoint { serving: true, terminating: true, .. } => Self::Fallback,
+            _ => Self::Unused,
+        }
+    }
+}
+
 impl MergedEndpoint<'_> {
     pub(super) fn family(&self) -> IpFamily {
         IpFamily::of(&self.endpoint.address)
     }
 
-    /// Whether it takes new connections.
-    pub(super) fn ready(&self) -> bool {
-        self.endpoint.ready
-    }
-
-    /// Whether it is used if no endpoint is ready: it is terminating and still serving.
-    pub(super) fn fallback(&self) -> bool {
-        self.endpoint.serving && self.endpoint.terminating
+    pub(super) fn usability(&self) -> Usability {
+        Usability::of(self.endpoint)
     }
 
     pub(super) fn to_endpoint(self, terminating: bool) -> Endpoint {

@@ -9,22 +9,17 @@ use proto::model::Pool;
 
 use crate::object::SliceEndpoint;
 
-use super::{Scoped, ServiceEndpoints, merge::MergedEndpoint};
+use super::{
+    Scoped, ServiceEndpoints,
+    merge::{MergedEndpoint, Usability},
+};
 
 /// The endpoints of a set that are used.
 #[derive(Debug)]
 pub(super) struct UsedEndpoints<'a> {
-    pub(super) basis: UseBasis,
+    /// Their usability: `Ready`, or `Fallback` if no endpoint of the set is ready.
+    pub(super) basis: Usability,
     endpoints: Vec<MergedEndpoint<'a>>,
-}
-
-/// Why endpoints are used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum UseBasis {
-    /// They are ready.
-    Ready,
-    /// No endpoint is ready; these are terminating and still serving.
-    Fallback,
 }
 
 /// The endpoints for traffic policy Cluster, of one family.
@@ -61,12 +56,10 @@ pub(super) enum HintScope {
 impl<'a> UsedEndpoints<'a> {
     /// The ready endpoints, or if there are none, those that are terminating and still serving.
     fn of(endpoints: &[MergedEndpoint<'a>]) -> Self {
-        let ready: Vec<_> = endpoints.iter().filter(|merged| merged.ready()).copied().collect();
-        if !ready.is_empty() {
-            return Self { basis: UseBasis::Ready, endpoints: ready };
-        }
-        let fallback = endpoints.iter().filter(|merged| merged.fallback());
-        Self { basis: UseBasis::Fallback, endpoints: fallback.copied().collect() }
+        let is_any_ready = endpoints.iter().any(|merged| merged.usability() == Usability::Ready);
+        let basis = if is_any_ready { Usability::Ready } else { Usability::Fallback };
+        let used = endpoints.iter().filter(|merged| merged.usability() == basis);
+        Self { basis, endpoints: used.copied().collect() }
     }
 }
 
@@ -87,7 +80,7 @@ pub(super) fn local<'a>(
 
 /// The local pool of a node. Its endpoints are marked as terminating.
 pub(super) fn local_pool(used: &UsedEndpoints<'_>) -> Pool {
-    let terminating = used.basis == UseBasis::Fallback;
+    let terminating = used.basis == Usability::Fallback;
     used.endpoints.iter().map(|merged| merged.to_endpoint(terminating)).collect()
 }
 
@@ -137,14 +130,14 @@ impl<'a> ClusterSelection<'a> {
     /// The ready endpoints, narrowed by hints, or if there are none, all those that are terminating and still serving.
     pub(super) fn of(endpoints: &[MergedEndpoint<'a>], of_service: &ServiceEndpoints<'_>) -> Self {
         let used = UsedEndpoints::of(endpoints);
-        let (node_hints, zone_hints) = match used.basis {
-            UseBasis::Ready => (
-                Hints::of(&used.endpoints, |endpoint| &endpoint.node_hints, |name| of_service.has_node(name)),
-                Hints::of(&used.endpoints, |endpoint| &endpoint.zone_hints, |name| of_service.has_zone(name)),
-            ),
-            UseBasis::Fallback => (Hints::Absent, Hints::Absent),
-        };
-        Self { used, node_hints, zone_hints }
+        if used.basis != Usability::Ready {
+            return Self { used, node_hints: Hints::Absent, zone_hints: Hints::Absent };
+        }
+        Self {
+            node_hints: Hints::of(&used.endpoints, |endpoint| &endpoint.node_hints, |name| of_service.has_node(name)),
+            zone_hints: Hints::of(&used.endpoints, |endpoint| &endpoint.zone_hints, |name| of_service.has_zone(name)),
+            used,
+        }
     }
 
     /// Which hints apply to a node in a zone. Node hints take precedence.
