@@ -42,7 +42,7 @@ use crate::{
 
 use self::{
     buckets::Bucket,
-    change_history::ChangeHistory,
+    change_history::{ChangeHistory, kind_of_change},
     digest_index::{ApplyDigest, DigestIndex},
     history::History,
     node_entry::NodeEntry,
@@ -50,7 +50,7 @@ use self::{
 };
 
 pub(crate) use self::{
-    change_history::{ChangeKind, LoggedChange},
+    change_history::LoggedChange,
     chunk::{CHUNK_BYTES, EncodedChunk, EncodingCounters},
     history::CommitRecord,
 };
@@ -155,7 +155,7 @@ impl ChangesSince {
 struct PortChange {
     key: ServicePortKey,
     after: Option<ServicePortView>,
-    kind: ChangeKind,
+    kind: &'static str,
     /// For people.
     summary: String,
     /// What would be sent to nodes to undo it.
@@ -193,7 +193,7 @@ impl PreparedChanges {
             let mut undo = CommitOperations::default();
             undo.change(&key, after, before, &zone_of);
             let undo = CommitRecord::new(undo, BTreeSet::new(), None);
-            let (kind, summary) = (ChangeKind::between(before, after), describe(before, after));
+            let (kind, summary) = (kind_of_change(before, after), describe(before, after));
             let nodes = changed_nodes(before, after);
             ports.push(PortChange { key, after: view, kind, summary, undo, nodes });
         }

@@ -66,7 +66,8 @@ pub(crate) struct LoggedChange {
     pub(crate) at: SystemTime,
     pub(crate) revision: Revision,
     pub(crate) key: ServicePortKey,
-    pub(crate) kind: ChangeKind,
+    /// See [`kind_of_change`].
+    pub(crate) kind: &'static str,
     /// For people.
     pub(crate) summary: String,
     pub(crate) cause: Option<Cause>,
@@ -74,25 +75,14 @@ pub(crate) struct LoggedChange {
     pub(crate) undo: CommitRecord,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ChangeKind {
-    Added,
-    Removed,
-    /// The service port itself changed, and perhaps its endpoints.
-    Changed,
-    /// Only endpoints changed.
-    Endpoints,
-}
-
-impl ChangeKind {
-    /// Of the change from one view to another.
-    pub(crate) fn between(before: Option<&ServicePortView>, after: Option<&ServicePortView>) -> Self {
-        match (before, after) {
-            (_, None) => Self::Removed,
-            (None, Some(_)) => Self::Added,
-            (Some(before), Some(after)) if before.port == after.port => Self::Endpoints,
-            _ => Self::Changed,
-        }
+/// What a change from one view to another is, in a word for people.
+pub(super) fn kind_of_change(before: Option<&ServicePortView>, after: Option<&ServicePortView>) -> &'static str {
+    match (before, after) {
+        (_, None) => "removed",
+        (None, Some(_)) => "added",
+        (Some(before), Some(after)) if before.port == after.port => "endpoints",
+        // And perhaps its endpoints.
+        _ => "changed",
     }
 }
 
@@ -232,7 +222,7 @@ mod tests {
 
     fn change(namespace: &str, seconds: u64, summary: usize) -> LoggedChange {
         let key = ServicePortKey::new(namespace, "s", "", Protocol::Tcp);
-        let (at, revision, kind) = (time(seconds), Revision(seconds), ChangeKind::Added);
+        let (at, revision, kind) = (time(seconds), Revision(seconds), "added");
         LoggedChange { at, revision, key, kind, summary: "x".repeat(summary), cause: None, undo: no_operations() }
     }
 

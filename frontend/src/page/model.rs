@@ -13,7 +13,7 @@ use crate::{
     cluster::ClusterState,
     context::FrontendContext,
     drain::NodesBehind,
-    log::{ChangeKind, LoggedChange},
+    log::LoggedChange,
     streams::{Fleet, MAX_LISTED, StreamStatus},
     view::vip_addresses,
     waiting_drains::{DrainState, WaitingDrain},
@@ -235,14 +235,8 @@ fn drain_row(WaitingDrain { addresses, services, state, since }: WaitingDrain, f
 }
 
 fn change_row(LoggedChange { at, revision, key, kind, .. }: &LoggedChange) -> PageRow {
-    let kind = match kind {
-        ChangeKind::Added => "added",
-        ChangeKind::Removed => "removed",
-        ChangeKind::Changed => "changed",
-        ChangeKind::Endpoints => "endpoints",
-    };
     let passed = duration_text(at.elapsed().unwrap_or_default());
-    PageRow::of([key.to_string(), kind.to_owned(), format!("{passed} ago"), revision.to_string()])
+    PageRow::of([key.to_string(), (*kind).to_owned(), format!("{passed} ago"), revision.to_string()])
 }
 
 /// The service ports by key, and the number of their endpoints.
