@@ -111,8 +111,8 @@ impl FrontendContext {
             rebuilds_running: rebuild_queue.running(),
             rebuilds_waiting: rebuild_queue.waiting(),
             rebuilds: cluster.log().rebuilds,
-            chunks_encoded: metrics.chunks.encoded.get(),
-            chunks_sent: metrics.chunks.sent.get(),
+            chunks_encoded: metrics.chunks_encoded.get(),
+            chunks_sent: metrics.chunks_sent.get(),
             rollbacks: metrics.rollbacks.get(),
         }
     }

@@ -51,7 +51,7 @@ use self::{
 
 pub(crate) use self::{
     change_history::LoggedChange,
-    chunk::{CHUNK_BYTES, EncodedChunk, EncodingCounters},
+    chunk::{CHUNK_BYTES, EncodedChunk},
     history::CommitRecord,
 };
 

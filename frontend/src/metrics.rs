@@ -16,8 +16,6 @@ use prometheus_client::{
 };
 use proto::model::SyncMode;
 
-use crate::log::EncodingCounters;
-
 pub(crate) const PREFIX: &str = "fairlead_frontend";
 
 type Label = [(&'static str, &'static str); 1];
@@ -36,7 +34,10 @@ pub(crate) struct Metrics {
     rejections: Family<Label, Counter>,
     evictions: Family<Label, Counter>,
     pub(crate) rollbacks: Counter,
-    pub(crate) chunks: EncodingCounters,
+    /// Each chunk counts once.
+    pub(crate) chunks_encoded: Counter,
+    /// Each chunk counts once per stream.
+    pub(crate) chunks_sent: Counter,
 }
 
 /// Why a call or stream was rejected or ended.
@@ -66,7 +67,8 @@ impl Default for Metrics {
             rejections: Family::default(),
             evictions: Family::default(),
             rollbacks: Counter::default(),
-            chunks: EncodingCounters::default(),
+            chunks_encoded: Counter::default(),
+            chunks_sent: Counter::default(),
         }
     }
 }
@@ -91,44 +93,48 @@ impl Metrics {
     }
 
     pub(crate) fn registry(&self) -> Registry {
-        let Self { commits, acks, messages, bytes, starts, mismatches, rejections, evictions, rollbacks, .. } = self;
         // Exported as 0 from the start, so that `increase()` sees the first occurrence.
         for mode in SyncMode::ALL {
-            drop(starts.get_or_create(&[("mode", mode.name())]));
+            drop(self.starts.get_or_create(&[("mode", mode.name())]));
         }
         for why in Rejection::ALL {
-            drop(rejections.get_or_create(&why.label()));
+            drop(self.rejections.get_or_create(&why.label()));
         }
         for is_identified in [false, true] {
-            drop(evictions.get_or_create(&client_label(is_identified)));
+            drop(self.evictions.get_or_create(&client_label(is_identified)));
         }
         let mut registry = Registry::with_prefix(PREFIX);
         let text =
             "Time to compute what changed for all nodes and to record it; updates that change nothing are not counted";
-        registry.register_with_unit("commit_duration", text, Unit::Seconds, commits.clone());
+        registry.register_with_unit("commit_duration", text, Unit::Seconds, self.commits.clone());
         let text = "Time from the commit of a change to the acknowledgement of a node that has programmed it; \
                     snapshots and repairs are not counted";
-        registry.register_with_unit("ack_duration", text, Unit::Seconds, acks.clone());
+        registry.register_with_unit("ack_duration", text, Unit::Seconds, self.acks.clone());
         let text = "Messages sent to clients, including bookmarks and keepalives of the protocol";
-        registry.register("sent_messages", text, messages.clone());
+        registry.register("sent_messages", text, self.messages.clone());
         let text = "Size of these messages, before HTTP/2 and TLS";
-        registry.register_with_unit("sent", text, Unit::Bytes, bytes.clone());
+        registry.register_with_unit("sent", text, Unit::Bytes, self.bytes.clone());
         let text = "Streams started, by mode: resume (only changes), repair (digest buckets that differ) or snapshot \
                     (everything); many snapshots mean that nodes lose their state or compute no digests";
-        registry.register("stream_starts", text, starts.clone());
+        registry.register("stream_starts", text, self.starts.clone());
         let text = "Acknowledgements with a wrong digest: the state of the node differed and was repaired; a bug, \
                     unless the node lies";
-        registry.register("digest_mismatches", text, mismatches.clone());
+        registry.register("digest_mismatches", text, self.mismatches.clone());
         let text = "Calls and streams that were rejected or ended, by reason: unauthenticated, unavailable (tokens \
                     cannot be checked), not_permitted (such as a node that requests the state of another) or protocol \
                     (an error)";
-        registry.register("rejections", text, rejections.clone());
+        registry.register("rejections", text, self.rejections.clone());
         let text = "Connections that were closed for another one because a limit was reached, by client: unidentified \
                     or identified; many of unidentified clients mean that a client floods this replica";
-        registry.register("connections_evicted", text, evictions.clone());
+        registry.register("connections_evicted", text, self.evictions.clone());
         let text = "Streams whose client was rolled back: it had a newer source version than this replica, which did \
                     not catch up in time";
-        registry.register("rollbacks", text, rollbacks.clone());
+        registry.register("rollbacks", text, self.rollbacks.clone());
+        let text =
+            "Chunks of operations that were encoded. A chunk for many nodes is encoded once: compare with chunks_sent";
+        registry.register("chunks_encoded", text, self.chunks_encoded.clone());
+        let text = "Chunks of operations that were sent, each counted once per stream";
+        registry.register("chunks_sent", text, self.chunks_sent.clone());
         registry
     }
 }

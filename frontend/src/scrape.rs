@@ -178,19 +178,13 @@ impl Scrape {
     }
 
     fn work(&self, writer: &mut Writer<'_>) -> fmt::Result {
-        let StreamStats { rebuilds_running, rebuilds_waiting, rebuilds, chunks_encoded, chunks_sent, .. } =
-            self.0.stats();
+        let StreamStats { rebuilds_running, rebuilds_waiting, rebuilds, .. } = self.0.stats();
         let text = "Nodes and administrators that are being sent a snapshot or a repair.";
         writer.gauge("rebuilds_running", text, None, rebuilds_running as f64)?;
         let text = "Streams that wait in the queue for a snapshot or a repair.";
         writer.gauge("rebuilds_waiting", text, None, rebuilds_waiting as f64)?;
         let text = "Snapshots and repairs that were built, at the start of streams and later.";
-        writer.counter("rebuilds", text, rebuilds)?;
-        let text =
-            "Chunks of operations that were encoded. A chunk for many nodes is encoded once: compare with chunks_sent.";
-        writer.counter("chunks_encoded", text, chunks_encoded)?;
-        let text = "Chunks of operations that were sent, each counted once per stream.";
-        writer.counter("chunks_sent", text, chunks_sent)
+        writer.counter("rebuilds", text, rebuilds)
     }
 
     fn watches(&self, writer: &mut Writer<'_>) -> fmt::Result {

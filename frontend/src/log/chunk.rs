@@ -2,11 +2,12 @@
 
 use std::sync::{Arc, OnceLock};
 
-use prometheus_client::metrics::counter::Counter;
 use proto::{
     encoded::{DeflatedOperations, EncodedOperation},
     model::{Endpoint, Operation, Pool, PoolId, ServicePort, ServicePortKey},
 };
+
+use crate::metrics::Metrics;
 
 /// The target size of a chunk in bytes; a single operation may be larger. Far below the message size limit, because the
 /// buffers of a client stay as large as its largest message.
@@ -36,15 +37,6 @@ pub(crate) struct EncodedChunk {
     deflated: OnceLock<DeflatedOperations>,
 }
 
-/// How many chunks were encoded and sent.
-#[derive(Debug, Default)]
-pub(crate) struct EncodingCounters {
-    /// Chunks that were encoded, each once.
-    pub(crate) encoded: Counter,
-    /// Chunks that were sent, each counted once per stream.
-    pub(crate) sent: Counter,
-}
-
 impl EncodedChunk {
     fn new(operations: Vec<Operation>, size: usize) -> Arc<Self> {
         Arc::new(Self { operations: operations.into(), size, encoded: OnceLock::new(), deflated: OnceLock::new() })
@@ -59,23 +51,23 @@ impl EncodedChunk {
         self.size
     }
 
-    /// The encoded operations. The first call encodes them.
-    pub(crate) fn encoded(&self, counters: &EncodingCounters) -> EncodedOperation {
+    /// The encoded operations, to be sent. The first call encodes them.
+    pub(crate) fn encoded(&self, metrics: &Metrics) -> EncodedOperation {
         let encode = || {
-            counters.encoded.inc();
+            metrics.chunks_encoded.inc();
             EncodedOperation::all(&self.operations)
         };
-        counters.sent.inc();
+        metrics.chunks_sent.inc();
         self.encoded.get_or_init(encode).clone()
     }
 
     /// The operations in compressed form. The first call encodes and compresses them.
-    pub(crate) fn deflated(&self, counters: &EncodingCounters) -> DeflatedOperations {
+    pub(crate) fn deflated(&self, metrics: &Metrics) -> DeflatedOperations {
         let deflate = || {
-            counters.encoded.inc();
+            metrics.chunks_encoded.inc();
             DeflatedOperations::new(&EncodedOperation::all(&self.operations))
         };
-        counters.sent.inc();
+        metrics.chunks_sent.inc();
         self.deflated.get_or_init(deflate).clone()
     }
 

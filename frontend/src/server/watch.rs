@@ -76,7 +76,7 @@ impl Body for WatchBody {
                 return Poll::Ready(Some(Ok(Frame::data(chunk))));
             }
             let Some(message) = ready!(self.outgoing.poll_recv(context)) else { break };
-            let frame = message.into_frame(self.accepts_gzip, &self.context.metrics.chunks);
+            let frame = message.into_frame(self.accepts_gzip, &self.context.metrics);
             self.context.metrics.sent(frame.iter().map(Bytes::len).sum());
             self.chunks = frame.into_iter();
         }

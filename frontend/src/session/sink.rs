@@ -10,10 +10,7 @@ use proto::{
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tracing::info;
 
-use crate::{
-    clients::RebuildPermit,
-    log::{EncodedChunk, EncodingCounters},
-};
+use crate::{clients::RebuildPermit, log::EncodedChunk, metrics::Metrics};
 
 use super::SessionEnd;
 
@@ -37,25 +34,25 @@ pub(super) struct MessageSink {
 
 impl OutgoingMessage {
     /// Encodes the message. Chunks that another stream has sent already are not encoded again.
-    pub(crate) fn encode(&self, counters: &EncodingCounters) -> EncodedMessage {
+    pub(crate) fn encode(&self, metrics: &Metrics) -> EncodedMessage {
         match self {
             Self::Plain(message) => EncodedMessage::new(message),
             Self::Batch { header, chunks } => {
-                EncodedMessage::batch(header, chunks.iter().map(|chunk| chunk.encoded(counters)))
+                EncodedMessage::batch(header, chunks.iter().map(|chunk| chunk.encoded(metrics)))
             }
         }
     }
 
     /// The message as gRPC sends it, with its header; compressed if the client accepts that and the message is large.
-    pub(crate) fn into_frame(self, accepts_gzip: bool, counters: &EncodingCounters) -> Vec<Bytes> {
+    pub(crate) fn into_frame(self, accepts_gzip: bool, metrics: &Metrics) -> Vec<Bytes> {
         match self {
             Self::Batch { header, chunks }
                 if accepts_gzip && chunks.iter().map(|chunk| chunk.size()).sum::<usize>() >= COMPRESSED_BYTES =>
             {
-                let chunks: Vec<_> = chunks.iter().map(|chunk| chunk.deflated(counters)).collect();
+                let chunks: Vec<_> = chunks.iter().map(|chunk| chunk.deflated(metrics)).collect();
                 vec![gzip_batch(&header, &chunks)]
             }
-            message => message.encode(counters).into_length_prefixed(),
+            message => message.encode(metrics).into_length_prefixed(),
         }
     }
 

@@ -174,7 +174,7 @@ impl Client {
     pub(super) async fn message(&mut self) -> ServerMessage {
         let outgoing = timeout(Duration::from_secs(3600), self.from_session.recv()).await;
         let outgoing = outgoing.expect("no message received").expect("the stream ended");
-        let encoded = outgoing.encode(&crate::log::EncodingCounters::default());
+        let encoded = outgoing.encode(&crate::metrics::Metrics::default());
         self.largest = self.largest.max(encoded.size());
         let decoded = ServerMessage::try_from(encoded.decode().unwrap()).unwrap();
         let message = outgoing.into_message();
