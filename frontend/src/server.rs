@@ -173,7 +173,7 @@ impl Frontend {
 impl FairleadService {
     /// Identifies the client of a call before its body is read.
     async fn identify(&self, request: &Parts) -> Result<Caller, Status> {
-        let address = request.extensions.get().and_then(Peer::ip);
+        let address = request.extensions.get().and_then(|peer: &Arc<Peer>| peer.ip());
         let Some(auth) = &self.auth else { return Ok(Caller { identity: Identity::Trusted, address }) };
         let identified = auth.identify(request).await.inspect_err(|status| {
             let reason = match status.code() {

@@ -28,14 +28,14 @@ impl TlsAuth {
 
     /// Identifies the client that sent a request, by its certificate and headers: the body has not been read.
     pub(super) async fn identify(&self, request: &Parts) -> Result<Identity, Status> {
-        let peer: &Peer =
+        let peer: &Arc<Peer> =
             request.extensions.get().ok_or_else(|| Status::internal("the connection of the call is unknown"))?;
-        let is_node = peer.ip().is_some_and(|address| peer.admission().is_node_source(address));
+        let is_node = peer.ip().is_some_and(|address| peer.admission.is_node_source(address));
         let source = TokenSource { address: peer.ip(), is_node };
-        let identified = self.authenticator.identify(peer.names.as_deref(), bearer(&request.headers), source).await;
+        let identified = self.authenticator.identify(peer.names.get(), bearer(&request.headers), source).await;
         identified.inspect(|identity| peer.set_identity(identity)).map_err(|error| {
             let text = "client rejected, it could not be identified";
-            match peer.admission().count_rejection(peer.ip()) {
+            match peer.admission.count_rejection(peer.ip()) {
                 Some(count) => info!(client = ?peer.address, %error, count, "{text}"),
                 None => debug!(client = ?peer.address, %error, "{text}"),
             }

@@ -14,7 +14,7 @@ use std::{
     io::{Error, ErrorKind, IoSlice, Result},
     net::{IpAddr, SocketAddr},
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
     task::{Context, Poll},
 };
 
@@ -30,18 +30,14 @@ use tracing::debug;
 use super::admission::{Admission, Admitted};
 use crate::identity::{Identity, certificate::Names};
 
-#[derive(Clone, Debug)]
+/// The client of a connection, as its calls see it.
+#[derive(Debug)]
 pub(super) struct Peer {
     /// `None` for a unix socket.
     pub(super) address: Option<SocketAddr>,
-    /// The names in its certificate, which has been verified.
-    pub(super) names: Option<Arc<Names>>,
-    state: Arc<PeerState>,
-}
-
-#[derive(Debug)]
-struct PeerState {
-    admission: Arc<Admission>,
+    /// The names in its certificate, once that has been verified.
+    pub(super) names: OnceLock<Names>,
+    pub(super) admission: Arc<Admission>,
     /// Notified when the connection must be closed for another one.
     evicted: Arc<Notify>,
     usage: Mutex<Usage>,
@@ -57,11 +53,11 @@ struct Usage {
 
 /// Counts a call until it is dropped.
 #[derive(Debug)]
-pub(super) struct CallGuard(Arc<PeerState>);
+pub(super) struct CallGuard(Arc<Peer>);
 
 pub(super) struct Connection<S> {
     stream: S,
-    peer: Peer,
+    peer: Arc<Peer>,
     /// When to check again whether it is unused.
     deadline: Pin<Box<Sleep>>,
     /// When the client must have been identified.
@@ -73,15 +69,11 @@ pub(super) struct Connection<S> {
 }
 
 impl Peer {
-    pub(super) fn new(admission: Arc<Admission>, address: Option<SocketAddr>) -> Self {
+    pub(super) fn new(admission: Arc<Admission>, address: Option<SocketAddr>) -> Arc<Self> {
         let evicted = Arc::<Notify>::default();
         let admitted = admission.admit(address.map(|address| address.ip()), evicted.clone());
         let usage = Mutex::new(Usage { admitted, open_calls: 0, idle_since: Instant::now() });
-        Self { address, names: None, state: Arc::new(PeerState { admission, evicted, usage }) }
-    }
-
-    pub(super) fn admission(&self) -> &Admission {
-        &self.state.admission
+        Arc::new(Self { address, names: OnceLock::new(), admission, evicted, usage })
     }
 
     pub(super) fn ip(&self) -> Option<IpAddr> {
@@ -90,29 +82,35 @@ impl Peer {
 
     /// The client was identified: from now on its connection is counted by its first identity.
     pub(super) fn set_identity(&self, identity: &Identity) {
-        let PeerState { admission, evicted, .. } = &*self.state;
-        self.state.with(|usage| {
+        self.with(|usage| {
             if matches!(usage.admitted, Admitted::Unidentified(_)) {
-                usage.admitted = admission.admit_identity(identity, self.ip(), evicted.clone());
+                usage.admitted = self.admission.admit_identity(identity, self.ip(), self.evicted.clone());
             }
         });
     }
 
     /// Waits until the connection must be closed for another one.
     pub(super) async fn evicted(&self) {
-        self.state.evicted.notified().await;
+        self.evicted.notified().await;
         self.count_eviction();
     }
 
     fn count_eviction(&self) {
-        let PeerState { admission, .. } = &*self.state;
-        self.state.with(|usage| admission.count_eviction(&usage.admitted));
+        self.with(|usage| self.admission.count_eviction(&usage.admitted));
     }
 
     /// Counts a call, which keeps the connection open until it is dropped.
-    pub(super) fn start_call(&self) -> CallGuard {
-        self.state.with(|usage| usage.open_calls += 1);
-        CallGuard(self.state.clone())
+    pub(super) fn start_call(self: &Arc<Self>) -> CallGuard {
+        self.with(|usage| usage.open_calls += 1);
+        CallGuard(self.clone())
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Usage) -> T) -> T {
+        act(&mut lock(&self.usage))
+    }
+
+    fn is_identified(&self) -> bool {
+        self.with(|usage| !matches!(usage.admitted, Admitted::Unidentified(_)))
     }
 }
 
@@ -125,26 +123,16 @@ impl Drop for CallGuard {
     }
 }
 
-impl PeerState {
-    fn with<T>(&self, act: impl FnOnce(&mut Usage) -> T) -> T {
-        act(&mut lock(&self.usage))
-    }
-
-    fn is_identified(&self) -> bool {
-        self.with(|usage| !matches!(usage.admitted, Admitted::Unidentified(_)))
-    }
-}
-
 impl<S> Connection<S> {
-    pub(super) fn new(stream: S, peer: Peer) -> Self {
-        let limits = peer.admission().limits;
+    pub(super) fn new(stream: S, peer: Arc<Peer>) -> Self {
+        let limits = peer.admission.limits;
         let now = Instant::now();
         Self {
             stream,
             deadline: Box::pin(sleep_until(now)),
             identified_by: now + limits.identification,
             unidentified_bytes: limits.unidentified_bytes,
-            evicted: Box::pin(peer.state.evicted.clone().notified_owned()),
+            evicted: Box::pin(peer.evicted.clone().notified_owned()),
             is_evicted: false,
             peer,
         }
@@ -175,9 +163,9 @@ impl<S> Connection<S> {
     /// not identified in time.
     fn next_check(&self) -> Option<Instant> {
         let now = Instant::now();
-        let until = self.peer.state.with(|usage| {
+        let until = self.peer.with(|usage| {
             let idle_since = if usage.open_calls > 0 { now } else { usage.idle_since };
-            let until = idle_since + self.peer.state.admission.limits.idle;
+            let until = idle_since + self.peer.admission.limits.idle;
             if matches!(usage.admitted, Admitted::Unidentified(_)) { until.min(self.identified_by) } else { until }
         });
         Some(until).filter(|until| *until > now)
@@ -185,7 +173,7 @@ impl<S> Connection<S> {
 
     /// Fails when a client that is not identified has sent too much.
     fn received(&mut self, bytes: usize) -> Result<()> {
-        if self.peer.state.is_identified() {
+        if self.peer.is_identified() {
             return Ok(());
         }
         let Some(left) = self.unidentified_bytes.checked_sub(bytes) else {
@@ -198,9 +186,9 @@ impl<S> Connection<S> {
 }
 
 impl<S> Connected for Connection<S> {
-    type ConnectInfo = Peer;
+    type ConnectInfo = Arc<Peer>;
 
-    fn connect_info(&self) -> Peer {
+    fn connect_info(&self) -> Arc<Peer> {
         self.peer.clone()
     }
 }

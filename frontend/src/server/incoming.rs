@@ -3,7 +3,7 @@
 
 use std::{io::ErrorKind, net::SocketAddr, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::Context as _;
 use runtime::failure::{Recovery, Repeated, chain};
 use tokio::{
     net::TcpStream,
@@ -69,7 +69,7 @@ pub(super) fn accept(
             let (auth, sender) = (auth.clone(), sender.clone());
             handshakes.spawn(async move {
                 let connection = tokio::select! {
-                    connection = handshake(stream, &auth, address, peer.clone()) => connection,
+                    connection = handshake(stream, &auth, address, &peer) => connection,
                     () = peer.evicted() => {
                         return debug!(client = %address, "closing a connection in favour of another");
                     }
@@ -90,23 +90,27 @@ async fn handshake(
     stream: TcpStream,
     auth: &TlsAuth,
     address: SocketAddr,
-    mut peer: Peer,
+    peer: &Arc<Peer>,
 ) -> Option<Connection<TlsStream<TcpStream>>> {
-    let limits = peer.admission().limits;
+    let limits = peer.admission.limits;
     let connecting = async {
         // A client that sends nothing keeps no other from its handshake.
         timeout(limits.handshake, stream.readable()).await.map_err(|_| timed_out())??;
         let accepting = async {
-            let _permit = peer.admission().start_handshake(address.ip()).await?;
+            let _permit = peer.admission.start_handshake(address.ip()).await?;
             let accepting = TlsAcceptor::from(auth.tls.config()).accept(stream);
             Ok::<_, anyhow::Error>(timeout(limits.handshake, accepting).await.map_err(|_| timed_out())??)
         };
         let stream = accepting.await?;
-        let names = names(&stream).context("client certificate")?;
-        if let Some(identity) = names.as_deref().and_then(|names| auth.authenticator.by_certificate(names).ok()) {
-            peer.set_identity(&identity);
+        let chain = stream.get_ref().1.peer_certificates();
+        if let Some(certificate) = chain.and_then(<[_]>::first) {
+            let names = Names::read(certificate).context("client certificate")?;
+            if let Ok(identity) = auth.authenticator.by_certificate(&names) {
+                peer.set_identity(&identity);
+            }
+            // Fails only if they are set already.
+            let _ = peer.names.set(names);
         }
-        peer.names = names;
         Ok::<_, anyhow::Error>(Connection::new(stream, peer.clone()))
     };
     let error = match connecting.await {
@@ -114,7 +118,7 @@ async fn handshake(
         Err(error) => error,
     };
     let is_disconnect = is_disconnect(&error);
-    let count = (!is_disconnect).then(|| peer.admission().count_rejection(peer.ip())).flatten();
+    let count = (!is_disconnect).then(|| peer.admission.count_rejection(peer.ip())).flatten();
     let error = format!("{error:#}");
     match count {
         Some(count) => info!(client = %address, error, count, "TLS handshake failed"),
@@ -135,10 +139,4 @@ fn is_disconnect(error: &anyhow::Error) -> bool {
         kind,
         Some(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::TimedOut)
     )
-}
-
-fn names(stream: &TlsStream<TcpStream>) -> Result<Option<Arc<Names>>> {
-    let chain = stream.get_ref().1.peer_certificates();
-    let names = chain.and_then(<[_]>::first).map(Names::read).transpose()?;
-    Ok(names.map(Arc::new))
 }
