@@ -33,7 +33,7 @@ pub(crate) struct FrontendContext {
     pub(crate) drains: WaitingDrains,
     pub(crate) rebuild_queue: RebuildQueue,
     pub(crate) rate_limiter: RateLimiter,
-    pub(crate) node_sources: NodeSources,
+    pub(crate) node_sources: Mutex<NodeSources>,
     pub(crate) answers: Answers,
     /// One: plans lock the index.
     pub(crate) plans: Arc<Semaphore>,
@@ -80,7 +80,7 @@ impl FrontendContext {
             drains: WaitingDrains::default(),
             rebuild_queue: RebuildQueue::new(config.max_concurrent_rebuilds, config.rebuild_timeout),
             rate_limiter: RateLimiter::new(config.node_limits),
-            node_sources: NodeSources::default(),
+            node_sources: Mutex::default(),
             answers: Answers::default(),
             plans: Arc::new(Semaphore::new(1)),
             metrics: Metrics::default(),

@@ -6,7 +6,7 @@
 
 use std::{iter, sync::Arc, time::Duration};
 
-use runtime::{ReadyGuard, Shutdown};
+use runtime::{ReadyGuard, Shutdown, lock};
 use tokio::{
     sync::mpsc,
     time::{Instant, sleep_until, timeout},
@@ -133,7 +133,7 @@ impl Frontend {
         let commit = cluster.commit(|changes| {
             streams.replace_nodes(&changes.replaced_nodes);
             streams.update_nodes(&changes.nodes);
-            node_sources.update_nodes(&changes.nodes);
+            lock(node_sources).update_nodes(&changes.nodes);
         });
         let Some(Commit { revision, is_new, trigger, kind_versions }) = commit else { return false };
         if is_new {

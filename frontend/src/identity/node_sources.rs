@@ -3,10 +3,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    sync::{Arc, Mutex},
+    sync::Arc,
 };
 
-use runtime::{ClientSource, lock};
+use runtime::ClientSource;
 
 use crate::object::NodeChanges;
 
@@ -15,10 +15,7 @@ const MAX_REMEMBERED: usize = 16_384;
 
 /// The sources of nodes.
 #[derive(Debug, Default)]
-pub(crate) struct NodeSources(Mutex<SourceTable>);
-
-#[derive(Debug, Default)]
-struct SourceTable {
+pub(crate) struct NodeSources {
     nodes: BTreeMap<Arc<str>, Vec<IpAddr>>,
     /// Each with the Node that has it.
     addresses: BTreeSet<(IpAddr, Arc<str>)>,
@@ -29,23 +26,21 @@ struct SourceTable {
 
 impl NodeSources {
     /// Records that nodes were changed, added to or removed from the cluster.
-    pub(crate) fn update_nodes(&self, changes: &NodeChanges) {
-        let mut table = lock(&self.0);
+    pub(crate) fn update_nodes(&mut self, changes: &NodeChanges) {
         for (name, node) in changes {
-            for address in table.nodes.remove(name).into_iter().flatten() {
-                table.addresses.remove(&(address, name.clone()));
+            for address in self.nodes.remove(name).into_iter().flatten() {
+                self.addresses.remove(&(address, name.clone()));
             }
             if let Some(node) = node.as_ref().filter(|node| !node.addresses.is_empty()) {
-                table.addresses.extend(node.addresses.iter().map(|address| (*address, name.clone())));
-                table.nodes.insert(name.clone(), node.addresses.clone());
+                self.addresses.extend(node.addresses.iter().map(|address| (*address, name.clone())));
+                self.nodes.insert(name.clone(), node.addresses.clone());
             }
         }
     }
 
     /// Remembers the source of a client that was identified. The one that was seen longest ago is forgotten for it.
-    pub(crate) fn remember(&self, address: IpAddr) {
-        let mut table = lock(&self.0);
-        let SourceTable { remembered, identified, .. } = &mut *table;
+    pub(crate) fn remember(&mut self, address: IpAddr) {
+        let Self { remembered, identified, .. } = self;
         *identified += 1;
         remembered.insert(ClientSource::from(address), *identified);
         // The search is linear, and only needed beyond the bound.
@@ -59,10 +54,9 @@ impl NodeSources {
     /// Whether nodes connect from this address.
     pub(crate) fn contains(&self, address: IpAddr) -> bool {
         let canonical = address.to_canonical();
-        let table = lock(&self.0);
-        let of_node = table.addresses.range((canonical, Arc::<str>::default())..).next();
+        let of_node = self.addresses.range((canonical, Arc::<str>::default())..).next();
         of_node.is_some_and(|(found, _)| *found == canonical)
-            || table.remembered.contains_key(&ClientSource::from(address))
+            || self.remembered.contains_key(&ClientSource::from(address))
     }
 }
 
@@ -86,7 +80,7 @@ mod tests {
 
     #[test]
     fn addresses_of_nodes_are_sources_of_nodes() {
-        let sources = NodeSources::default();
+        let mut sources = NodeSources::default();
         sources.update_nodes(&vec![change("a", &["192.0.2.1", "2001:db8::1"]), change("b", &["192.0.2.1"])]);
         assert!(sources.contains(ip("192.0.2.1")) && sources.contains(ip("::ffff:192.0.2.1")));
         assert!(sources.contains(ip("2001:db8::1")) && !sources.contains(ip("2001:db8::2")));
@@ -98,7 +92,7 @@ mod tests {
 
     #[test]
     fn sources_of_identified_clients_are_remembered_up_to_a_bound() {
-        let sources = NodeSources::default();
+        let mut sources = NodeSources::default();
         let address = |number: usize| IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + number as u32));
         sources.remember(address(0));
         for number in 0..MAX_REMEMBERED {
@@ -108,6 +102,6 @@ mod tests {
         sources.remember(address(0));
         sources.remember(address(MAX_REMEMBERED));
         assert!(sources.contains(address(0)) && !sources.contains(address(1)));
-        assert_eq!(lock(&sources.0).remembered.len(), MAX_REMEMBERED);
+        assert_eq!(sources.remembered.len(), MAX_REMEMBERED);
     }
 }

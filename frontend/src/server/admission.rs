@@ -79,7 +79,7 @@ impl Admission {
         if *identity != Identity::Trusted
             && let Some(address) = address
         {
-            self.context.node_sources.remember(address);
+            lock(&self.context.node_sources).remember(address);
         }
         Admitted::Identified(self.identified.admit_as(identity.clone(), evicted))
     }
@@ -91,7 +91,7 @@ impl Admission {
 
     /// Whether nodes connect from this address.
     pub(super) fn is_node_source(&self, address: IpAddr) -> bool {
-        self.context.node_sources.contains(address)
+        lock(&self.context.node_sources).contains(address)
     }
 
     /// Counts a connection that is closed for another one.
