@@ -28,7 +28,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use crate::object::{NodeChanges, ObjectName};
+use crate::{index::IndexChanges, object::ObjectName};
 
 /// How many nodes a log line or the problems list.
 pub(crate) const MAX_LISTED: usize = 32;
@@ -180,27 +180,19 @@ impl Streams {
         StreamGuard { streams: self.clone(), id, backend, reconnect }
     }
 
-    /// Records that Nodes were deleted, also if there is another one of the same name already.
-    pub(crate) fn replace_nodes(&self, nodes: &BTreeSet<Arc<str>>) {
-        if nodes.is_empty() {
-            return;
-        }
-        self.with(|fleet| {
-            for id in nodes.iter().filter_map(|node| fleet.backends.get(node)).flatten() {
-                if let Some(status) = fleet.streams.get_mut(id) {
-                    status.is_of_deleted_node = true;
-                }
-            }
-        });
-    }
-
-    /// Records that nodes were added to or removed from the cluster.
-    pub(crate) fn update_nodes(&self, changes: &NodeChanges) {
-        if changes.is_empty() {
+    /// Records that nodes were added to or removed from the cluster, and which Nodes were deleted, perhaps to be created
+    /// again.
+    pub(crate) fn update_nodes(&self, IndexChanges { nodes: changes, replaced_nodes, .. }: &IndexChanges) {
+        if changes.is_empty() && replaced_nodes.is_empty() {
             return;
         }
         let (mut lost, mut returned) = (Vec::new(), Vec::new());
         self.with(|fleet| {
+            for id in replaced_nodes.iter().filter_map(|node| fleet.backends.get(node)).flatten() {
+                if let Some(status) = fleet.streams.get_mut(id) {
+                    status.is_of_deleted_node = true;
+                }
+            }
             for (name, node) in changes {
                 let is_connected = fleet.backends.contains_key(name);
                 if node.is_none() {
