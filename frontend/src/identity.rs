@@ -33,15 +33,6 @@ pub enum Identity {
     Admin(Arc<str>),
 }
 
-/// The part of the cluster that a client is shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Visibility {
-    /// What concerns its own node.
-    OwnNode,
-    /// All nodes and objects: also the problems of objects, and the pods that wait.
-    Cluster,
-}
-
 /// Why a request is not authorized.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessDenied {
@@ -72,10 +63,14 @@ impl Identity {
     /// Whether the client may see the status of a node, and how its endpoints are selected; empty: of all nodes.
     pub(crate) fn may_inspect(&self, node: &str) -> Result<(), AccessDenied> {
         match self {
-            Self::Trusted | Self::Admin(_) => Ok(()),
-            Self::Node(own) if **own == *node => Ok(()),
-            Self::Node(_) => Err(AccessDenied::NotAdmin(self.clone())),
+            Self::Node(own) if **own != *node => Err(AccessDenied::NotAdmin(self.clone())),
+            _ => Ok(()),
         }
+    }
+
+    /// Whether the client is shown all nodes and objects: also the problems of objects, and the pods that wait.
+    pub(crate) fn sees_cluster(&self) -> bool {
+        !matches!(self, Self::Node(_))
     }
 
     /// The identity that limits apply to when the client follows this node: without its own, that of the node.
@@ -83,13 +78,6 @@ impl Identity {
         match self {
             Self::Trusted => Self::Node(node.clone()),
             Self::Node(_) | Self::Admin(_) => self.clone(),
-        }
-    }
-
-    pub(crate) fn visibility(&self) -> Visibility {
-        match self {
-            Self::Trusted | Self::Admin(_) => Visibility::Cluster,
-            Self::Node(_) => Visibility::OwnNode,
         }
     }
 }
@@ -135,6 +123,6 @@ mod tests {
         for wanted in ["", "node-b"] {
             assert_eq!(node.may_inspect(wanted), Err(AccessDenied::NotAdmin(node.clone())));
         }
-        assert_eq!((admin.visibility(), node.visibility()), (Visibility::Cluster, Visibility::OwnNode));
+        assert_eq!((admin.sees_cluster(), node.sees_cluster()), (true, false));
     }
 }

@@ -210,13 +210,13 @@ impl FairleadService {
         self.authorize(&caller, &request.node)?;
         status::wait(&self.context, &request, self.shutdown.clone()).await?;
         let permit = self.permit(&caller).await;
-        Ok(answer(status::response(&self.context, &request, caller.identity.visibility()), permit))
+        Ok(answer(status::response(&self.context, &request, &caller.identity), permit))
     }
 
     async fn endpoints(&self, caller: Caller, request: v1::EndpointsRequest) -> Answer<v1::EndpointsResponse> {
         self.authorize(&caller, &request.node)?;
         let permit = self.permit(&caller).await;
-        let response = endpoints::response(&self.context.cluster, &request, caller.identity.visibility())?;
+        let response = endpoints::response(&self.context.cluster, &request, &caller.identity)?;
         Ok(answer(response, permit))
     }
 
@@ -225,7 +225,7 @@ impl FairleadService {
         let permit = self.permit(&caller).await;
         // The state at an earlier time is computed from a snapshot.
         let _rebuild = if request.at_micros > 0 { Some(self.rebuild_permit(&caller.identity).await?) } else { None };
-        let response = changes::response(&self.context.cluster, &request, caller.identity.visibility())?;
+        let response = changes::response(&self.context.cluster, &request, &caller.identity)?;
         Ok(answer(response, permit))
     }
 

@@ -9,16 +9,16 @@ use proto::{convert::unix_micros, model::Operation, v1};
 use tonic::Status;
 
 use super::require_ready;
-use crate::{cluster::ClusterState, identity::Visibility, log::LoggedChange};
+use crate::{cluster::ClusterState, identity::Identity, log::LoggedChange};
 
 /// How many changes are listed. If there are more, the list is complete since a later time.
 const MAX_LISTED: usize = 1000;
 
-/// [`Visibility::Cluster`]: with the objects that changes come from, and summaries.
+/// To clients that see the cluster: with the objects that changes come from, and summaries.
 pub(super) fn response(
     cluster: &ClusterState,
     request: &v1::ChangesRequest,
-    visibility: Visibility,
+    client: &Identity,
 ) -> Result<v1::ChangesResponse, Status> {
     let v1::ChangesRequest { node, namespace, name, since_micros, at_micros } = request;
     require_ready(cluster)?;
@@ -39,7 +39,7 @@ pub(super) fn response(
         };
         let concerns = |change: &&Arc<LoggedChange>| node.is_empty() || since.concerns(node, change);
         let mut changes = since.changes.iter().filter(is_named).filter(concerns);
-        response.changes = changes.by_ref().take(MAX_LISTED).map(|change| wire(change, visibility)).collect();
+        response.changes = changes.by_ref().take(MAX_LISTED).map(|change| wire(change, client)).collect();
         if let (Some(_), Some(oldest)) = (changes.next(), response.changes.last()) {
             // Others of the same time may have been left out.
             response.complete_since_micros = complete_since_micros.max(oldest.at_micros + 1);
@@ -66,13 +66,11 @@ fn concerns_namespace(operation: &Operation, namespace: &str) -> bool {
     *key.namespace == *namespace
 }
 
-fn wire(change: &LoggedChange, visibility: Visibility) -> v1::Change {
+fn wire(change: &LoggedChange, client: &Identity) -> v1::Change {
     let LoggedChange { at, revision, key, kind: _, summary, cause, undo: _ } = change;
     // The summary may name endpoints that only other nodes use.
-    let (cause, summary) = match visibility {
-        Visibility::Cluster => (cause.as_ref(), summary.clone()),
-        Visibility::OwnNode => (None, String::new()),
-    };
+    let (cause, summary) =
+        if client.sees_cluster() { (cause.as_ref(), summary.clone()) } else { (None, String::new()) };
     v1::Change {
         at_micros: unix_micros(*at),
         revision: revision.0,
@@ -123,14 +121,14 @@ mod tests {
         cluster
     }
 
-    fn changes(cluster: &ClusterState, request: v1::ChangesRequest, visibility: Visibility) -> Vec<v1::Change> {
-        response(cluster, &request, visibility).unwrap().changes
+    fn changes(cluster: &ClusterState, request: v1::ChangesRequest, client: &Identity) -> Vec<v1::Change> {
+        response(cluster, &request, client).unwrap().changes
     }
 
     #[test]
     fn changes_name_their_object_and_manager() {
         let cluster = cluster();
-        let all = changes(&cluster, v1::ChangesRequest::default(), Visibility::Cluster);
+        let all = changes(&cluster, v1::ChangesRequest::default(), &Identity::Trusted);
         let [moved, lost] = &all[..] else { panic!("{all:?}") };
         assert_eq!(lost.summary, "endpoints 2 -> 1: -10.0.0.2:8080");
         let cause = (&*lost.object, lost.version, &*lost.manager);
@@ -138,14 +136,14 @@ mod tests {
         assert_eq!((&*moved.service_port, moved.version), ("ns/web:http/tcp", 9));
         assert!(moved.revision > lost.revision);
         let of_node = v1::ChangesRequest { node: "node-1".to_owned(), ..v1::ChangesRequest::default() };
-        let own = changes(&cluster, of_node.clone(), Visibility::OwnNode);
+        let own = changes(&cluster, of_node.clone(), &Identity::Node("node-1".into()));
         assert_eq!(own.len(), 2);
         let told = (&*own[0].summary, &*own[0].object, &*own[0].manager);
         assert_eq!(told, ("", "", ""), "a node is not told");
         let later = v1::ChangesRequest { since_micros: lost.at_micros, ..v1::ChangesRequest::default() };
-        assert!(changes(&cluster, later, Visibility::Cluster).len() <= 1);
+        assert!(changes(&cluster, later, &Identity::Trusted).len() <= 1);
         let other = v1::ChangesRequest { namespace: "other".to_owned(), ..v1::ChangesRequest::default() };
-        assert!(changes(&cluster, other, Visibility::Cluster).is_empty());
+        assert!(changes(&cluster, other, &Identity::Trusted).is_empty());
     }
 
     #[test]
@@ -157,7 +155,7 @@ mod tests {
         }
         let list = |since_micros| {
             let request = v1::ChangesRequest { since_micros, ..v1::ChangesRequest::default() };
-            response(&cluster, &request, Visibility::Cluster).unwrap()
+            response(&cluster, &request, &Identity::Trusted).unwrap()
         };
         let cut = list(0);
         let oldest = cut.changes.last().unwrap().at_micros;
@@ -175,7 +173,7 @@ mod tests {
         let namespaces = |namespace: &str| {
             let (node, namespace) = ("node-0".to_owned(), namespace.to_owned());
             let request = v1::ChangesRequest { node, namespace, at_micros: u64::MAX, ..Default::default() };
-            let operations = response(&cluster, &request, Visibility::Cluster).unwrap().operations;
+            let operations = response(&cluster, &request, &Identity::Trusted).unwrap().operations;
             let operations = operations.into_iter().map(|operation| Operation::try_from(operation).unwrap());
             let puts = operations.filter_map(|operation| match operation {
                 Operation::PutServicePort(port) => Some(port.key.namespace.to_string()),
@@ -192,12 +190,12 @@ mod tests {
         let cluster = cluster();
         let at = |at_micros| {
             let request = v1::ChangesRequest { node: "node-0".to_owned(), at_micros, ..v1::ChangesRequest::default() };
-            response(&cluster, &request, Visibility::Cluster).unwrap()
+            response(&cluster, &request, &Identity::Trusted).unwrap()
         };
         let early = at(1);
         assert!(early.operations.is_empty() && early.complete_since_micros > 1);
         assert!(!at(u64::MAX).operations.is_empty());
         let of_no_node = v1::ChangesRequest { at_micros: 1, ..v1::ChangesRequest::default() };
-        assert!(response(&cluster, &of_no_node, Visibility::Cluster).is_err());
+        assert!(response(&cluster, &of_no_node, &Identity::Trusted).is_err());
     }
 }

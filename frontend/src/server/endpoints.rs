@@ -6,7 +6,7 @@ use tonic::Status;
 use super::require_ready;
 use crate::{
     cluster::ClusterState,
-    identity::Visibility,
+    identity::Identity,
     object::{ObjectName, ServiceObjectPort},
     view::{EndpointExplanation, EndpointReason, MAX_EXPLAINED, NotExplained, ServicePortExplanation},
 };
@@ -14,11 +14,11 @@ use crate::{
 /// The reasons whose details name other nodes.
 const NAMES_NODES: [&str; 2] = ["hint-other-node", "not-on-this-node"];
 
-/// [`Visibility::Cluster`]: with other nodes, and the problems of objects.
+/// To clients that see the cluster: with other nodes, and the problems of objects.
 pub(super) fn response(
     cluster: &ClusterState,
     request: &v1::EndpointsRequest,
-    visibility: Visibility,
+    client: &Identity,
 ) -> Result<v1::EndpointsResponse, Status> {
     let v1::EndpointsRequest { namespace, name, node, port } = request;
     if node.is_empty() {
@@ -43,7 +43,7 @@ pub(super) fn response(
     if explanations.is_empty() {
         return Err(Status::not_found(format!("Service {name} has no port with the name or number {port}")));
     }
-    let problems = (visibility == Visibility::Cluster).then(|| index.problems_of(&name)).into_iter().flatten();
+    let problems = client.sees_cluster().then(|| index.problems_of(&name)).into_iter().flatten();
     let problems = problems.map(|(kind, name, problem)| problem.into_wire(kind, name)).collect();
     let zone = index.node(node).map(|node| node.zone.to_string());
     // Commits need it.
@@ -56,7 +56,7 @@ pub(super) fn response(
         ports: explanations.into_iter().map(port_endpoints).collect(),
         problems,
     };
-    if visibility == Visibility::OwnNode {
+    if !client.sees_cluster() {
         keep_own(&mut response, node);
     }
     Ok(response)

@@ -14,7 +14,7 @@ use tonic::Status;
 use super::drained;
 use crate::{
     context::FrontendContext,
-    identity::Visibility,
+    identity::Identity,
     source::{KindFreshness, WatchPhase},
     streams::{Fleet, StreamStatus},
 };
@@ -58,11 +58,11 @@ pub(super) async fn wait(
     Ok(())
 }
 
-/// [`Visibility::Cluster`]: with the problems of objects, and the pods that wait.
+/// To clients that see the cluster: with the problems of objects, and the pods that wait.
 pub(super) fn response(
     context: &FrontendContext,
     request: &v1::StatusRequest,
-    visibility: Visibility,
+    client: &Identity,
 ) -> v1::StatusResponse {
     let fleet = context.streams.fleet();
     let watches = context.freshness.snapshot().into_iter().map(kind).collect();
@@ -88,7 +88,7 @@ pub(super) fn response(
         watches,
         ..of_log
     };
-    if visibility == Visibility::OwnNode {
+    if !client.sees_cluster() {
         return response;
     }
     v1::StatusResponse {
