@@ -7,7 +7,7 @@ use std::{
     time::SystemTime,
 };
 
-use proto::model::{KindVersions, Revision};
+use proto::model::{Epoch, KindVersions, Revision};
 use runtime::lock;
 use tokio::sync::watch;
 use tracing::info;
@@ -25,6 +25,8 @@ use crate::{
 /// is, never the other way round.
 #[derive(Debug)]
 pub(crate) struct ClusterState {
+    /// The epoch that the revisions belong to.
+    pub(crate) epoch: Epoch,
     index: Mutex<Index>,
     log: Mutex<ChangeLog>,
     /// Changes with every commit, whether there is a new revision or not.
@@ -50,8 +52,9 @@ pub(crate) struct Commit {
 }
 
 impl ClusterState {
-    pub(crate) fn new(index: Index, log: ChangeLog) -> Self {
+    pub(crate) fn new(epoch: Epoch, index: Index, log: ChangeLog) -> Self {
         Self {
+            epoch,
             index: Mutex::new(index),
             log: Mutex::new(log),
             commits: watch::Sender::default(),

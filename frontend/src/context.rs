@@ -73,9 +73,9 @@ impl FrontendContext {
     pub(crate) fn new(config: Config) -> Self {
         let started = SystemTime::now();
         let index = Index::new(started, config.cluster.clone(), config.services.clone());
-        let log = ChangeLog::new(Epoch(fastrand::u64(1..)), config.history);
+        let log = ChangeLog::new(config.history);
         Self {
-            cluster: ClusterState::new(index, log),
+            cluster: ClusterState::new(Epoch(fastrand::u64(1..)), index, log),
             streams: Arc::default(),
             drains: WaitingDrains::default(),
             rebuild_queue: RebuildQueue::new(config.max_concurrent_rebuilds, config.rebuild_timeout),

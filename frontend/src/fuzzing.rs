@@ -14,7 +14,7 @@ use futures::StreamExt as _;
 use http::Response;
 use proto::{
     digest::Digest,
-    model::{Ack, ClientMessage, ClusterInfo, Epoch, Operation, Revision, ServerMessage},
+    model::{Ack, ClientMessage, ClusterInfo, Operation, Revision, ServerMessage},
 };
 use runtime::{Shutdown, lock};
 use rustls::pki_types::CertificateDer;
@@ -109,7 +109,7 @@ pub fn manifests(text: &str, node: &str) -> Option<(Vec<Operation>, Digest)> {
     let objects = parse_manifests(text, format).ok()?;
     let policy = ServicePolicy { external_ips: AllowedIps::All, ..ServicePolicy::default() };
     let mut index = Index::new(UNIX_EPOCH, ClusterInfo::default(), policy);
-    let mut log = ChangeLog::new(Epoch(1), HistoryLimits { entries: 16, bytes: 1 << 20 });
+    let mut log = ChangeLog::new(HistoryLimits { entries: 16, bytes: 1 << 20 });
     for kind in ObjectKind::ALL {
         index.apply(SourceUpdate::Replace(kind, Vec::new()));
     }

@@ -30,7 +30,7 @@ use std::{
 
 use proto::{
     digest::{BUCKETS, Digest, DigestVector, INFO_ENTRY, KeyHash},
-    model::{ClusterInfo, Epoch, KindVersions, NodeInfo, Operation, Revision, ServicePortKey},
+    model::{ClusterInfo, KindVersions, NodeInfo, Operation, Revision, ServicePortKey},
 };
 use tokio::time::Instant;
 
@@ -100,7 +100,6 @@ pub(crate) struct ChangesSince {
 /// The current state of the cluster as nodes see it, and its history.
 #[derive(Debug)]
 pub(crate) struct ChangeLog {
-    epoch: Epoch,
     revision: Revision,
     cluster: ClusterInfo,
     buckets: Vec<Bucket>,
@@ -209,10 +208,9 @@ pub(crate) fn no_operations() -> CommitRecord {
 
 impl ChangeLog {
     /// A cluster without services and nodes, at revision 1.
-    pub(crate) fn new(epoch: Epoch, limits: HistoryLimits) -> Self {
+    pub(crate) fn new(limits: HistoryLimits) -> Self {
         let revision = Revision(1);
         Self {
-            epoch,
             revision,
             cluster: ClusterInfo::default(),
             buckets: (0..BUCKETS).map(|_| Bucket::default()).collect(),
@@ -225,11 +223,6 @@ impl ChangeLog {
             rebuilds: 0,
             kind_versions: KindVersions::default(),
         }
-    }
-
-    /// The epoch that the revisions belong to.
-    pub(crate) fn epoch(&self) -> Epoch {
-        self.epoch
     }
 
     pub(crate) fn revision(&self) -> Revision {

@@ -218,7 +218,7 @@ async fn serve(
         Ok(())
     };
     before_welcome(ready, input, output).await?;
-    if hello.resume.is_none_or(|(epoch, _)| epoch != context.cluster.log().epoch()) {
+    if hello.resume.is_none_or(|(epoch, _)| epoch != context.cluster.epoch) {
         catch_up(context, &hello, input, output).await?;
     }
     let mut session = Session::start(context.clone(), identity, hello, permit, output).await?;

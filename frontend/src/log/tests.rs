@@ -38,7 +38,7 @@ impl Cluster {
     fn new(limits: HistoryLimits) -> Self {
         Self {
             index: Index::new(UNIX_EPOCH, Default::default(), Default::default()),
-            log: ChangeLog::new(Epoch(7), limits),
+            log: ChangeLog::new(limits),
             views: BTreeMap::new(),
             nodes: BTreeMap::new(),
             facts: Default::default(),

@@ -110,7 +110,7 @@ mod tests {
     /// A Service whose slice loses an endpoint, and then moves the other one.
     fn cluster() -> ClusterState {
         let index = Index::new(time(0), Default::default(), ServicePolicy::default());
-        let cluster = ClusterState::new(index, ChangeLog::new(Epoch(1), Config::default().history));
+        let cluster = ClusterState::new(Epoch(1), index, ChangeLog::new(Config::default().history));
         let two = slice("x", "web", vec![endpoint("10.0.0.1", "node-0"), endpoint("10.0.0.2", "node-0")]);
         let nodes = ["node-0", "node-1"].map(|name| ClusterObject::from(node(name, "zone-a")));
         commit(&cluster, initial(nodes.into_iter().chain([service("web", "10.96.0.1").into(), two.into()])));

@@ -27,10 +27,7 @@ pub(super) fn response(
     require_ready(cluster)?;
     let name = ObjectName::new(namespace.as_str(), name.as_str());
     let is_wanted = |of: &ServiceObjectPort| port.is_empty() || *of.name == **port || of.port.to_string() == *port;
-    let (epoch, revision) = {
-        let log = cluster.log();
-        (log.epoch(), log.revision())
-    };
+    let revision = cluster.log().revision();
     let index = cluster.index();
     let explanations = index.explain(&name, node, is_wanted).map_err(|error| match error {
         NotExplained::NoService => Status::not_found(format!(
@@ -49,7 +46,7 @@ pub(super) fn response(
     // Commits need it.
     drop(index);
     let mut response = v1::EndpointsResponse {
-        epoch: epoch.0,
+        epoch: cluster.epoch.0,
         revision: revision.0,
         node_known: zone.is_some(),
         zone: zone.unwrap_or_default(),

@@ -82,7 +82,7 @@ mod tests {
         let nodes = nodes.map(|(name, zone)| ClusterObject::from(node(name, zone)));
         let objects = nodes.into_iter().chain([web.into(), slice("x", "web", endpoints).into()]);
         let index = Index::new(time(0), Default::default(), ServicePolicy::default());
-        let cluster = ClusterState::new(index, ChangeLog::new(Epoch(1), Config::default().history));
+        let cluster = ClusterState::new(Epoch(1), index, ChangeLog::new(Config::default().history));
         initial(objects).into_iter().for_each(|update| cluster.index().apply(update));
         let commit = cluster.commit(|_| ()).unwrap();
         cluster.publish(commit.revision, commit.kind_versions);

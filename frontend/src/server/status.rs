@@ -32,10 +32,7 @@ pub(super) async fn wait(
     mut shutdown: Shutdown,
 ) -> Result<(), Status> {
     let v1::StatusRequest { wait_millis, until_revision, until_epoch, node: _ } = request;
-    let (epoch, revision) = {
-        let log = context.cluster.log();
-        (log.epoch(), log.revision())
-    };
+    let (epoch, revision) = (context.cluster.epoch, context.cluster.log().revision());
     if *until_epoch != 0 && *until_epoch != epoch.0 {
         let message =
             format!("until_epoch: is {until_epoch}, but the epoch of this frontend is {}: it has restarted", epoch.0);
@@ -71,7 +68,6 @@ pub(super) fn response(
     let of_log = {
         let log = context.cluster.log();
         v1::StatusResponse {
-            epoch: log.epoch().0,
             revision: log.revision().0,
             service_ports: log.service_ports as u64,
             endpoints: log.endpoints as u64,
@@ -85,6 +81,7 @@ pub(super) fn response(
         ready: context.cluster.is_ready(),
         started_micros: unix_micros(context.started),
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        epoch: context.cluster.epoch.0,
         watches,
         ..of_log
     };

@@ -117,13 +117,12 @@ impl<'a> Session<'a> {
         output: &'a mut MessageSink,
     ) -> Result<Self, SessionEnd> {
         let node = hello.node.clone();
-        let (epoch, since) = {
-            let log = context.cluster.log();
-            let resume = hello.resume.filter(|(epoch, _)| *epoch == log.epoch());
-            let since = resume.and_then(|(_, from)| Some((from, log.commits_since(&node, from)?)));
-            (log.epoch(), since)
-        };
-        let resumed = since.and_then(|(from, since)| Some((from, since.difference(&node)?)));
+        let epoch = context.cluster.epoch;
+        let resume = hello.resume.filter(|(of, _)| *of == epoch);
+        let resumed = resume.and_then(|(_, from)| {
+            let since = context.cluster.log().commits_since(&node, from)?;
+            Some((from, since.difference(&node)?))
+        });
         let (mode, base) = match (&resumed, &hello.digests) {
             (Some((from, _)), _) => (SyncMode::Resume, *from),
             (None, Some(_)) => (SyncMode::Repair, NO_REVISION),
