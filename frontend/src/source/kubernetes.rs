@@ -31,7 +31,7 @@ mod verify;
 mod versions;
 mod watcher;
 
-use std::time::Duration;
+use std::{sync::atomic::AtomicBool, time::Duration};
 
 use futures::future;
 use k8s_openapi::api::{
@@ -43,10 +43,7 @@ use runtime::Shutdown;
 use tokio::sync::mpsc;
 
 pub use self::api::KubernetesApi;
-use self::{
-    retry::RetryDelays,
-    watcher::{KindWatcher, WatchContext},
-};
+use self::retry::{RetryDelays, SharedCauses};
 use super::Freshness;
 use crate::object::SourceUpdate;
 
@@ -95,6 +92,20 @@ impl Deadlines {
     }
 }
 
+/// What the watchers of all kinds share: they use one server.
+struct WatchContext {
+    api: KubernetesApi,
+    deadlines: Deadlines,
+    updates: mpsc::Sender<SourceUpdate>,
+    freshness: Freshness,
+    /// The server does not stream lists (`sendInitialEvents`, Kubernetes 1.32). Never unset: all it costs is memory of
+    /// the server.
+    no_streaming: AtomicBool,
+    causes: SharedCauses,
+    /// Why requests beside the watches fail.
+    verify_causes: SharedCauses,
+}
+
 /// Delivers all objects and their changes until the shutdown, or until the receiver is dropped.
 pub(super) async fn run(
     api: KubernetesApi,
@@ -103,12 +114,20 @@ pub(super) async fn run(
     freshness: &Freshness,
     mut shutdown: Shutdown,
 ) {
-    let context = WatchContext::new(api, deadlines, updates);
+    let context = WatchContext {
+        api,
+        deadlines,
+        updates,
+        freshness: freshness.clone(),
+        no_streaming: AtomicBool::new(false),
+        causes: SharedCauses::default(),
+        verify_causes: SharedCauses::default(),
+    };
     let watchers = future::join4(
-        KindWatcher::<Node>::new(&context, freshness).run(),
-        KindWatcher::<Service>::new(&context, freshness).run(),
-        KindWatcher::<EndpointSlice>::new(&context, freshness).run(),
-        KindWatcher::<ServiceCIDR>::new(&context, freshness).run(),
+        watcher::run::<Node>(&context),
+        watcher::run::<Service>(&context),
+        watcher::run::<EndpointSlice>(&context),
+        watcher::run::<ServiceCIDR>(&context),
     );
     tokio::select! {
         _ = watchers => {}

@@ -3,13 +3,13 @@
 //! - Has the API server gone back, after a restore from a backup? A list of one object shows its version, each time a
 //!   new watch begins.
 //! - Did the watch miss changes? The names and versions of all objects (`PartialObjectMetadata`) show it: when no event
-//!   or bookmark has arrived for [`Deadlines::silence`], and when a watch is resumed after a failure.
+//!   or bookmark has arrived for [`Deadlines::silence`](super::Deadlines), and when a watch is resumed after a failure.
 //!
 //! An API server that was restored from a backup accepts a watch after a version that it has not reached. It sends
 //! nothing until it reaches it, and never reports what the restore reverted. In a busy cluster it reaches that version
 //! before it can be asked for its own.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use runtime::lock;
 use tokio::{
@@ -19,13 +19,12 @@ use tokio::{
 };
 
 use super::{
-    Deadlines,
+    WatchContext,
     decode::Watchable,
     request::{RequestError, Requests},
     retry::{Operation, Retry},
     versions::{DifferingVersions, ObjectVersions, check_order},
 };
-use crate::source::Freshness;
 
 /// What a watch and its verification share.
 #[derive(Debug, Default)]
@@ -46,10 +45,9 @@ struct WatchedState {
 
 /// Verifies the watches of one kind.
 pub(super) struct Verifier<'a, K> {
-    pub(super) requests: Arc<Requests<K>>,
-    pub(super) freshness: &'a Freshness,
-    pub(super) watched: Arc<Watched>,
-    pub(super) deadlines: Deadlines,
+    pub(super) context: &'a WatchContext,
+    pub(super) requests: &'a Requests<K>,
+    pub(super) watched: &'a Watched,
     pub(super) retry: Retry<'a>,
     /// The last comparison.
     pub(super) compared: Option<Instant>,
@@ -104,7 +102,9 @@ impl<K: Watchable> Verifier<'_, K> {
                 // The next list decides whether to continue without this kind.
                 Err(error) if K::OPTIONAL && error.is_not_offered() => return error,
                 Err(error) => {
-                    self.retry.wait(Operation::Verify, &error, self.freshness, self.requests.advice(&error)).await;
+                    self.retry
+                        .wait(Operation::Verify, &error, &self.context.freshness, self.requests.advice(&error))
+                        .await;
                 }
             }
         }
@@ -129,11 +129,11 @@ impl<K: Watchable> Verifier<'_, K> {
     /// was resumed, but not at once, as all clients of an API server that restarts come back then, and not more often
     /// than for silent watches, as perhaps each watch fails.
     fn comparison_due(&self) -> Instant {
-        let confirmed = self.freshness.with(K::KIND, |row| row.confirmed).unwrap_or_else(Instant::now);
-        let silent = confirmed + self.deadlines.silence;
+        let confirmed = self.context.freshness.with(K::KIND, |row| row.confirmed).unwrap_or_else(Instant::now);
+        let silent = confirmed + self.context.deadlines.silence;
         let Some(resumed) = lock(&self.watched.state).uncompared else { return silent };
-        let due = resumed + self.deadlines.after_failure;
-        silent.min(self.compared.map_or(due, |compared| due.max(compared + self.deadlines.silence)))
+        let due = resumed + self.context.deadlines.after_failure;
+        silent.min(self.compared.map_or(due, |compared| due.max(compared + self.context.deadlines.silence)))
     }
 
     /// Compares all versions. Fails if the watch has missed changes of objects: those that differ alike in two
@@ -142,14 +142,14 @@ impl<K: Watchable> Verifier<'_, K> {
         self.compared = Some(Instant::now());
         let first = self.differing().await?;
         if !first.is_empty() {
-            sleep(self.deadlines.grace).await;
+            sleep(self.context.deadlines.grace).await;
             let missed = self.differing().await?.intersection(&first).count();
             if missed > 0 {
                 return Err(RequestError::Missed(missed));
             }
         }
         lock(&self.watched.state).uncompared = None;
-        self.freshness.confirmed(K::KIND);
+        self.context.freshness.confirmed(K::KIND);
         Ok(())
     }
 

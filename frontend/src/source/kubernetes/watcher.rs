@@ -15,52 +15,30 @@
 //! and a list replaces everything, even if its version is lower. Only within a watch, versions must not decrease. All
 //! of Kubernetes uses numbers for them; versions that are no numbers are not compared.
 
-use std::{
-    collections::BTreeMap,
-    future,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{collections::BTreeMap, future, sync::atomic::Ordering};
 
 use proto::model::SourceVersion;
 use runtime::failure::chain;
-use tokio::{select, sync::mpsc, time::sleep};
+use tokio::{select, time::sleep};
 use tracing::{debug, info, warn};
 
 use super::{
-    Deadlines,
-    api::KubernetesApi,
+    WatchContext,
     decode::{EventChange, WatchEvent, Watchable},
     request::{PAGE_OBJECTS, RequestError, Requests, Watch},
-    retry::{Operation, Retry, SharedCauses},
+    retry::{Operation, Retry},
     verify::{Verifier, Watched},
     versions::{ObjectVersions, check_order},
 };
 use crate::{
     object::{ObjectName, ParsedObject, SourceUpdate, VersionProgress},
-    source::{Freshness, WatchPhase},
+    source::WatchPhase,
 };
 
-/// What the watchers of all kinds share: they use one server.
-pub(super) struct WatchContext {
-    api: KubernetesApi,
-    deadlines: Deadlines,
-    pub(super) updates: mpsc::Sender<SourceUpdate>,
-    /// The server does not stream lists (`sendInitialEvents`, Kubernetes 1.32). Never unset: all it costs is memory of
-    /// the server.
-    no_streaming: AtomicBool,
-    causes: SharedCauses,
-    /// Why requests beside the watches fail.
-    verify_causes: SharedCauses,
-}
-
-pub(super) struct KindWatcher<'a, K> {
+struct KindWatcher<'a, K> {
     context: &'a WatchContext,
-    requests: Arc<Requests<K>>,
-    watched: Arc<Watched>,
-    freshness: &'a Freshness,
+    requests: &'a Requests<K>,
+    watched: &'a Watched,
     retry: Retry<'a>,
     /// Whether all objects have been delivered once.
     delivered: bool,
@@ -77,52 +55,26 @@ struct WatchPosition {
 /// The objects of a list so far, each with its version.
 type ListedObjects = BTreeMap<ObjectName, (ParsedObject, String)>;
 
-impl WatchContext {
-    pub(super) fn new(api: KubernetesApi, deadlines: Deadlines, updates: mpsc::Sender<SourceUpdate>) -> Self {
-        Self {
-            api,
-            deadlines,
-            updates,
-            no_streaming: AtomicBool::new(false),
-            causes: SharedCauses::default(),
-            verify_causes: SharedCauses::default(),
-        }
+/// Lists and watches a kind without end.
+pub(super) async fn run<K: Watchable>(context: &WatchContext) {
+    let WatchContext { api, deadlines, causes, verify_causes, .. } = context;
+    let requests = &Requests::<K>::new(api.clone(), *deadlines);
+    let watched = &Watched::default();
+    let retry = Retry::new(K::KIND, deadlines.retry, causes);
+    let mut watcher = KindWatcher { context, requests, watched, retry, delivered: false };
+    let retry = Retry::new(K::KIND, deadlines.retry, verify_causes);
+    let mut verifier = Verifier { context, requests, watched, retry, compared: None };
+    loop {
+        let position = watcher.list().await;
+        let error = select! {
+            error = watcher.watch(position) => error,
+            error = verifier.run() => error,
+        };
+        watcher.wait(Operation::ExpiredWatch, &error).await;
     }
 }
 
-impl<'a, K: Watchable> KindWatcher<'a, K> {
-    pub(super) fn new(context: &'a WatchContext, freshness: &'a Freshness) -> Self {
-        Self {
-            context,
-            requests: Arc::new(Requests::new(context.api.clone(), context.deadlines)),
-            watched: Arc::default(),
-            freshness,
-            retry: Retry::new(K::KIND, context.deadlines.retry, &context.causes),
-            delivered: false,
-        }
-    }
-
-    /// Lists and watches without end.
-    pub(super) async fn run(mut self) {
-        let WatchContext { deadlines, verify_causes, .. } = self.context;
-        let mut verifier = Verifier {
-            requests: self.requests.clone(),
-            freshness: self.freshness,
-            watched: self.watched.clone(),
-            deadlines: *deadlines,
-            retry: Retry::new(K::KIND, deadlines.retry, verify_causes),
-            compared: None,
-        };
-        loop {
-            let position = self.list().await;
-            let error = select! {
-                error = self.watch(position) => error,
-                error = verifier.run() => error,
-            };
-            self.wait(Operation::ExpiredWatch, &error).await;
-        }
-    }
-
+impl<K: Watchable> KindWatcher<'_, K> {
     /// Delivers how far this kind has come. Versions that are no numbers are not delivered.
     async fn deliver_progress(&self, version: &str, progress: fn(SourceVersion) -> VersionProgress) {
         if let Ok(number) = version.parse() {
@@ -138,7 +90,7 @@ impl<'a, K: Watchable> KindWatcher<'a, K> {
     }
 
     async fn wait(&mut self, operation: Operation, error: &RequestError) {
-        self.retry.wait(operation, error, self.freshness, self.requests.advice(error)).await;
+        self.retry.wait(operation, error, &self.context.freshness, self.requests.advice(error)).await;
     }
 }
 
@@ -147,7 +99,7 @@ impl<'a, K: Watchable> KindWatcher<'a, K> {
 impl<K: Watchable> KindWatcher<'_, K> {
     /// Lists until it succeeds, streamed and in pages by turns.
     async fn list(&mut self) -> WatchPosition {
-        self.freshness.phase(K::KIND, WatchPhase::Listing);
+        self.context.freshness.phase(K::KIND, WatchPhase::Listing);
         let mut streamed = true;
         loop {
             streamed &= !self.context.no_streaming.load(Ordering::Relaxed);
@@ -155,7 +107,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
             match listed {
                 Ok((objects, position)) => {
                     debug!(kind = %K::KIND, objects = objects.len(), streamed, "listed");
-                    self.freshness.listed(K::KIND);
+                    self.context.freshness.listed(K::KIND);
                     self.retry.list_succeeded();
                     self.replace(objects).await;
                     return position;
@@ -221,7 +173,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
 
     /// The API server does not serve this kind. Objects that were delivered stay; if none were, there are none.
     async fn continue_without(&mut self, error: &RequestError) {
-        self.freshness.phase(K::KIND, WatchPhase::NotOffered);
+        self.context.freshness.phase(K::KIND, WatchPhase::NotOffered);
         let (kind, cause) = (K::KIND, chain(error));
         if self.delivered {
             debug!(%kind, error = cause, "kind still not available");
@@ -249,7 +201,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
 impl<K: Watchable> KindWatcher<'_, K> {
     /// Watches until a new list is needed, and returns why.
     async fn watch(&mut self, mut position: WatchPosition) -> RequestError {
-        self.freshness.phase(K::KIND, WatchPhase::Watching);
+        self.context.freshness.phase(K::KIND, WatchPhase::Watching);
         self.deliver_progress(&position.version, VersionProgress::Confirmed).await;
         let mut after_failure = false;
         loop {
@@ -277,7 +229,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
         while let Some(WatchEvent { version, change }) = watch.next::<K>(self.context.deadlines.event).await? {
             check_order(&position.version, &version)?;
             position.version = version;
-            self.freshness.confirmed(K::KIND);
+            self.context.freshness.confirmed(K::KIND);
             self.retry.succeeded();
             let progress = match change {
                 EventChange::Put(parsed) => {
