@@ -57,12 +57,6 @@ struct ViewChange<'a> {
     renamed: Option<&'a ServicePortView>,
 }
 
-#[derive(Clone, Copy)]
-struct NodeLocation<'a> {
-    node: &'a str,
-    zone: &'a str,
-}
-
 /// What nodes would notice of a change.
 #[derive(Default)]
 struct NodeEffects {
@@ -217,10 +211,12 @@ impl Index {
         let mut effects = NodeEffects::default();
         let zone_of = |node: &str| self.nodes.get(node).map_or("", |node| &*node.zone);
         let differences = change.differences(zone_of);
-        let differs = |NodeLocation { node, zone }| differences.iter().any(|pool| *pool.resolve(node, zone));
+        let differs = |node: &str, zone: &str| differences.iter().any(|pool| *pool.resolve(node, zone));
         if let Some(node) = node {
-            let location = NodeLocation { node, zone: zone_of(node) };
-            effects.add(1, iter::once(node), differs(location), change, location);
+            let zone = zone_of(node);
+            if differs(node, zone) {
+                effects.add(1, iter::once(node), change.lost(node, zone));
+            }
             return effects;
         }
         let own: BTreeSet<&Arc<str>> = change.views().flat_map(ServicePortView::nodes).collect();
@@ -231,15 +227,16 @@ impl Index {
             if self.nodes.contains_key(node) {
                 *own_of_zones.entry(zone).or_default() += 1;
             }
-            let location = NodeLocation { node, zone };
-            effects.add(1, iter::once(node), differs(location), change, location);
+            if differs(node, zone) {
+                effects.add(1, iter::once(node), change.lost(node, zone));
+            }
         }
         for (zone, members) in &self.zones {
-            let others = members.len() - own_of_zones.get(&**zone).copied().unwrap_or_default();
-            if others > 0 {
+            let zone: &str = zone;
+            let others = members.len() - own_of_zones.get(zone).copied().unwrap_or_default();
+            if others > 0 && differs("", zone) {
                 let names = members.iter().filter(|name| !own.contains(name)).map(|name| &**name);
-                let location = NodeLocation { node: "", zone };
-                effects.add(others, names, differs(location), change, location);
+                effects.add(others, names, change.lost("", zone));
             }
         }
         effects
@@ -337,10 +334,10 @@ impl<'a> ViewChange<'a> {
     }
 
     /// The traffic that has endpoints on a node before, and none after.
-    fn lost(self, location: NodeLocation<'_>) -> impl Iterator<Item = String> {
+    fn lost(self, node: &str, zone: &str) -> impl Iterator<Item = String> {
         let kinds = IpFamily::ALL.into_iter().flat_map(|family| [(family, false), (family, true)]);
         kinds.filter_map(move |(family, is_external)| {
-            let had = self.before.and_then(|view| serves(view, family, is_external, location));
+            let had = self.before.and_then(|view| serves(view, family, is_external, node, zone));
             if had != Some(true) {
                 return None;
             }
@@ -352,25 +349,20 @@ impl<'a> ViewChange<'a> {
                 true => ("externalTrafficPolicy", after.port.external_policy),
             };
             let name = if self.after.is_none() { format!(", as {}", after.port.key) } else { String::new() };
-            let has = serves(after, family, is_external, location);
+            let has = serves(after, family, is_external, node, zone);
             (has == Some(false)).then(|| format!("{field} {policy:?}, {family}{name}"))
         })
     }
 }
 
 impl NodeEffects {
-    /// Adds nodes for which a change is the same: those at the location, which names no node if they are several.
+    /// Adds nodes for which a change is the same, and the traffic that has no endpoints there any more.
     fn add<'n>(
         &mut self,
         count: usize,
         names: impl Iterator<Item = &'n str> + Clone,
-        differs: bool,
-        change: ViewChange<'_>,
-        location: NodeLocation<'_>,
+        lost: impl Iterator<Item = String>,
     ) {
-        if !differs {
-            return;
-        }
         let add = |group: &mut NodeGroup| {
             group.count += count as u64;
             let more = MAX_NODES.saturating_sub(group.names.len());
@@ -378,7 +370,7 @@ impl NodeEffects {
         };
         add(&mut self.changed);
         // A removed service port is lost once.
-        for traffic in change.lost(location).collect::<BTreeSet<_>>() {
+        for traffic in lost.collect::<BTreeSet<_>>() {
             add(self.lost.entry(traffic).or_default());
         }
     }
@@ -386,11 +378,10 @@ impl NodeEffects {
 
 /// Whether there are endpoints on a node in a zone for traffic to the cluster IPs, or to the external VIPs; `None` if
 /// there is no such VIP.
-fn serves(view: &ServicePortView, family: IpFamily, is_external: bool, location: NodeLocation<'_>) -> Option<bool> {
+fn serves(view: &ServicePortView, family: IpFamily, is_external: bool, node: &str, zone: &str) -> Option<bool> {
     if is_external && !view.port.externally_accessible() {
         return None;
     }
-    let NodeLocation { node, zone } = location;
     let policy = if is_external { view.port.external_policy } else { view.port.internal_policy };
     Some(match policy {
         TrafficPolicy::Cluster => !view.cluster_pool(family, node, zone).is_empty(),
