@@ -52,8 +52,6 @@ pub struct Config {
 /// Limits of the connections of one listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Concurrent calls, including streams.
-    pub calls: u32,
     /// How long a connection may be without a call.
     pub idle: Duration,
     /// The interval of HTTP/2 pings. Clients send their own.
@@ -63,14 +61,8 @@ pub struct ConnectionLimits {
     /// How long a client may take to send the first byte of its TLS handshake, and then for the handshake. A backend
     /// gives up on a connection after the same time.
     pub handshake: Duration,
-    /// TLS handshakes of `node_sources` that progress at the same time at each listener; others wait. One CPU core
-    /// performs about a thousand a second.
-    pub handshakes: usize,
     /// How long a client may take to be identified, after its TLS handshake.
     pub identification: Duration,
-    /// How many bytes a client may send before it is identified, after TLS decryption: more than the 64 KiB that HTTP/2
-    /// allows before the SETTINGS of the server arrive, so that a client which sends a large request is answered.
-    pub unidentified_bytes: usize,
     /// Connections of clients that are not identified, at sources where nodes connect from: addresses in the status of
     /// Nodes, and sources of clients that were identified. In total, and for each source (IPv6: /64).
     pub node_sources: ConnectionBounds,
@@ -134,14 +126,11 @@ impl Default for Config {
 impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {
-            calls: 16,
             idle: Duration::from_secs(60),
             keepalive: Duration::from_secs(10),
             keepalive_timeout: Duration::from_secs(20),
             handshake: Duration::from_secs(3),
-            handshakes: 1024,
             identification: Duration::from_secs(15),
-            unidentified_bytes: 128 << 10,
             node_sources: ConnectionBounds { total: 4096, per_key: 64 },
             unknown_sources: ConnectionBounds { total: 512, per_key: 64 },
             identified: ConnectionBounds { total: 32_768, per_key: 32 },

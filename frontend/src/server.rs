@@ -53,6 +53,8 @@ use self::{
 };
 pub use self::{authn::TlsAuth, listener::Listener};
 
+/// Concurrent calls of a connection, including streams.
+const MAX_CALLS: u32 = 16;
 /// The HTTP/2 flow-control window of a stream, in bytes: how much of the client's messages is buffered for its session.
 const STREAM_WINDOW: u32 = 16 << 10;
 /// The HTTP/2 flow-control window of a connection, in bytes: the smallest that HTTP/2 knows.
@@ -146,7 +148,7 @@ impl Frontend {
         let server = Server::builder()
             .http2_keepalive_interval(Some(connections.keepalive))
             .http2_keepalive_timeout(Some(connections.keepalive_timeout))
-            .max_concurrent_streams(connections.calls)
+            .max_concurrent_streams(MAX_CALLS)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .http2_max_header_list_size(HEADERS)

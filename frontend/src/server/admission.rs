@@ -17,6 +17,10 @@ use tokio::sync::{AcquireError, Notify, Semaphore, SemaphorePermit};
 
 use crate::{config::ConnectionLimits, context::FrontendContext, identity::Identity};
 
+/// TLS handshakes of sources of nodes that progress at the same time at each listener; others wait. One CPU core
+/// performs about a thousand a second.
+const HANDSHAKES: usize = 1024;
+
 /// The connections of one listener.
 #[derive(Debug)]
 pub(super) struct Admission {
@@ -51,7 +55,7 @@ impl Admission {
             context,
             is_trusted,
             limits,
-            handshakes: Semaphore::new(limits.handshakes),
+            handshakes: Semaphore::new(HANDSHAKES),
             node_sources: ConnectionTable::new("unidentified clients at sources of nodes", limits.node_sources),
             unknown_sources: ConnectionTable::new("unidentified clients", limits.unknown_sources),
             identified: ConnectionTable::new("identified clients", identified),
