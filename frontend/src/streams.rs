@@ -180,8 +180,8 @@ impl Streams {
         StreamGuard { streams: self.clone(), id, backend, reconnect }
     }
 
-    /// Records that nodes were added to or removed from the cluster, and which Nodes were deleted, perhaps to be created
-    /// again.
+    /// Records that nodes were added to or removed from the cluster, and which Nodes were deleted, perhaps to be
+    /// created again.
     pub(crate) fn update_nodes(&self, IndexChanges { nodes: changes, replaced_nodes, .. }: &IndexChanges) {
         if changes.is_empty() && replaced_nodes.is_empty() {
             return;
