@@ -590,7 +590,7 @@ async fn vip_precedes_the_health_check_node_port_of_another_service() {
     };
     let probes = Object::SetEntry(
         SetId { content: SetContent::Vips, family: IpFamily::V4 },
-        set::socket("203.0.113.7".parse().unwrap(), proto::model::Protocol::Tcp, 32_000),
+        set::socket("203.0.113.7".parse().unwrap(), Protocol::Tcp, 32_000),
     );
     let kernel = Fake::default();
     let mut driver = driver(&kernel);

@@ -17,11 +17,7 @@ fn entry(content: SetContent) -> Object {
     let ip = "10.96.0.1".parse().unwrap();
     Object::SetEntry(
         set,
-        if content == SetContent::Addresses {
-            set::address(ip)
-        } else {
-            set::socket(ip, proto::model::Protocol::Tcp, 80)
-        },
+        if content == SetContent::Addresses { set::address(ip) } else { set::socket(ip, Protocol::Tcp, 80) },
     )
 }
 
