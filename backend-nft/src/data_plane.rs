@@ -63,13 +63,16 @@ impl<K> NftDataPlane<K> {
         owns: impl Fn(&ServicePortKey, IpFamily, &Vip) -> bool,
         key: &ServicePortKey,
     ) -> Update {
-        let affine_ports = affine_siblings(state, key).take(Affinity::MAX_PORTS).count();
+        let service_port = state.service_port(key);
+        // Only a service port with affinity asks for the others: a Service may have thousands of ports.
+        let is_affine = service_port.is_some_and(|service| service.port.affinity_seconds.is_some());
+        let affine_ports = if is_affine { affine_siblings(state, key).take(Affinity::MAX_PORTS).count() } else { 0 };
         let of_family = |family| {
             if !self.families.contains(family) {
                 return None;
             }
             let is_owned = |vip: &_| owns(key, family, vip);
-            let (service_port, node) = (state.service_port(key)?, &state.node().addresses);
+            let (service_port, node) = (service_port?, &state.node().addresses);
             desired(service_port, family, self.masquerade[family], is_owned, node, affine_ports).map(Box::new)
         };
         Update { key: key.clone(), desired: PerFamily::from_fn(of_family) }
