@@ -16,12 +16,18 @@ use crate::Drift;
 /// keep coming back. Commits wait as long.
 const REPAIR_DELAY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
+/// Changes that are further apart than this many delays do not keep coming back: a firewall that reloads each minute.
+/// So a repair is late by a tenth of the time at most.
+const APART: u32 = 10;
+
 /// Without drift for this long, the incident is over.
 const QUIET: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(crate) struct Drifts {
     backoff: Backoff,
+    /// The last delay.
+    delay: Duration,
     last: Option<Instant>,
     /// The changes of this incident, by process.
     incident: Repeated,
@@ -33,6 +39,7 @@ impl Default for Drifts {
     fn default() -> Self {
         Self {
             backoff: Backoff::new(REPAIR_DELAY.0, REPAIR_DELAY.1),
+            delay: Duration::ZERO,
             last: None,
             incident: Repeated::default(),
             count: 0,
@@ -44,8 +51,12 @@ impl Drifts {
     /// Records drift. Returns the delay before the repair.
     pub(crate) fn record(&mut self, drift: &Drift) -> Duration {
         self.end_incident();
+        if self.last.is_some_and(|last| last.elapsed() > self.delay * APART) {
+            self.backoff.reset();
+        }
         self.last = Some(Instant::now());
         let delay = self.backoff.next_delay();
+        self.delay = delay;
         let repair_in_ms = delay.as_millis();
         match drift {
             Drift::Possible => {
@@ -104,6 +115,15 @@ mod tests {
         drifts.end_incident();
         assert_eq!(drifts.last, None);
         assert!(changed(&mut drifts) <= 2 * REPAIR_DELAY.0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_that_are_far_apart_are_all_repaired_soon() {
+        let mut drifts = Drifts::default();
+        for _ in 0..10 {
+            assert!(changed(&mut drifts) <= 2 * REPAIR_DELAY.0);
+            tokio::time::sleep(Duration::from_secs(12)).await;
+        }
     }
 
     #[tokio::test(start_paused = true)]
