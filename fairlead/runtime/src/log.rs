@@ -37,8 +37,8 @@ pub enum LogFormat {
 }
 
 /// Directives before those of the operator, who can override them. kube logs each failed request without its cause; the
-/// callers of kube log it with its cause.
-const DEFAULT_DIRECTIVES: &str = "kube_client::client::builder=off";
+/// callers of kube log it with its cause. h2 warns of each frame that breaks the protocol: any client could fill the log.
+const DEFAULT_DIRECTIVES: &str = "kube_client::client::builder=off,h2=off";
 
 /// Writes all events of this process to stderr. `filter` is a list of directives, as in `info,fairlead_backend=debug`.
 /// An event waits until it is written; errors of stderr are ignored.
@@ -151,21 +151,29 @@ mod tests {
         String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap()
     }
 
+    /// Whether a filter lets an event pass.
+    fn passes(filter: &str, event: fn()) -> bool {
+        let buffer = Buffer::default();
+        let writer = buffer.clone();
+        let subscriber = subscriber(LogFormat::Text, filter, false, move || writer.clone()).unwrap();
+        tracing::subscriber::with_default(subscriber, event);
+        !buffer.0.lock().unwrap().is_empty()
+    }
+
     #[test]
     fn failures_that_kube_logs_are_hidden_unless_requested() {
-        let kube_lines = |filter: &str| {
-            let buffer = Buffer::default();
-            let writer = buffer.clone();
-            let subscriber = subscriber(LogFormat::Text, filter, false, move || writer.clone()).unwrap();
-            tracing::subscriber::with_default(subscriber, || {
-                tracing::error!(target: "kube_client::client::builder", "failed with error client error (Connect)");
-            });
-            let lines = buffer.0.lock().unwrap().len();
-            lines > 0
-        };
-        assert!(!kube_lines("info"));
-        assert!(!kube_lines("debug"));
-        assert!(kube_lines("info,kube_client::client::builder=error"));
+        let event =
+            || tracing::error!(target: "kube_client::client::builder", "failed with error client error (Connect)");
+        assert!(!passes("info", event));
+        assert!(!passes("debug", event));
+        assert!(passes("info,kube_client::client::builder=error", event));
+    }
+
+    #[test]
+    fn lines_for_each_frame_of_a_client_are_hidden_unless_requested() {
+        let event = || tracing::warn!(target: "h2::proto::ping_pong", "recv PING ack that we never sent");
+        assert!(!passes("info", event));
+        assert!(passes("info,h2=warn", event));
     }
 
     #[test]
