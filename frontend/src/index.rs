@@ -50,7 +50,7 @@ pub(crate) use self::problems::{ObjectNotice, ProblemCause, ProblemCounts};
 use self::{
     addresses::{SliceIndex, addresses},
     groups::{GroupChange, Groups, change_group},
-    keys::{key_of, same_service, sibling, slice_keys},
+    keys::{key_of, port_of, same_service, service_of, sibling, slice_keys},
     problems::{ProblemLog, ProblemSource},
     topology::{Reference, references, unknown_hints},
     versions::SourceVersions,
@@ -59,6 +59,8 @@ use self::{
 
 /// The namespace and name of the Service of the API servers.
 const API_SERVICE: (&str, &str) = ("default", "kubernetes");
+/// How many service ports' refusals are described again with a commit. Thousands may be told about one change.
+const DESCRIBED_PER_COMMIT: usize = 64;
 /// How many pairs of an address and a port of it are protected: its slices list the sum of them, not the product.
 const MAX_API_SERVERS: usize = 1024;
 
@@ -106,6 +108,11 @@ pub(crate) struct Index {
     replaced_nodes: BTreeSet<Arc<str>>,
     /// Whether the `ClusterInfo` may have changed.
     dirty_cluster: bool,
+    /// Whether refusals may name service ports that no longer get the claims: the next pass over all describes them
+    /// again.
+    are_refusals_outdated: bool,
+    /// The last service port of a pass that is under way.
+    described: Option<ServicePortKey>,
 }
 
 /// Why a service port may have changed.
@@ -179,6 +186,11 @@ impl Index {
         !self.dirty.is_empty() || !self.dirty_nodes.is_empty() || self.dirty_cluster
     }
 
+    /// Whether [`Self::take_changes`] has more refusals to describe again.
+    pub(crate) fn has_outdated_refusals(&self) -> bool {
+        self.are_refusals_outdated || self.described.is_some()
+    }
+
     /// Computes what may have changed since the last call.
     pub(crate) fn take_changes(&mut self) -> IndexChanges {
         let came_or_went = mem::take(&mut self.came_or_went);
@@ -195,6 +207,7 @@ impl Index {
         for keys in keys.chunk_by(same_service) {
             self.resolve(keys, &mut ports);
         }
+        self.describe_refusals();
         let node = |name: Arc<str>| (name.clone(), self.nodes.get(&name).cloned());
         IndexChanges {
             nodes: mem::take(&mut self.dirty_nodes).into_iter().map(node).collect(),
@@ -266,7 +279,7 @@ impl Index {
     /// Computes the current views of service ports of one Service. Records the problems of their claims and endpoints.
     fn resolve(&mut self, keys: &[ServicePortKey], views: &mut Vec<(ServicePortKey, Option<ServicePortView>)>) {
         let Some(first) = keys.first() else { return };
-        let name = ObjectName::new(first.namespace.clone(), first.name.clone());
+        let name = service_of(first);
         let service = self.services.get(&name);
         let topology = KnownTopology { nodes: &self.nodes, zones: &self.zones };
         let slices = || self.slices.get(&name).into_iter().flat_map(BTreeMap::values);
@@ -294,9 +307,7 @@ impl Index {
         let mut node_ports = NodePortOwners::new();
         for key in keys {
             let resolved = served.as_ref().and_then(|(service, endpoints)| {
-                let key = (&key.port_name, key.protocol);
-                let at = service.ports.binary_search_by(|port| (&port.name, port.protocol).cmp(&key)).ok()?;
-                let port = &service.ports[at];
+                let port = port_of(service, &key)?;
                 let (port, refused) = self.claims.resolve(service, port, &mut node_ports);
                 Some((view(service, port, endpoints), refused))
             });
@@ -379,7 +390,7 @@ impl Index {
         if let Some(new) = &new {
             self.claims.change_service(new, GroupChange::Add, &mut affected);
         }
-        self.mark_dirty(affected);
+        self.mark_claims_dirty(affected);
         let claimed: BTreeSet<_> = old.iter().chain(&new).flat_map(external_ips).map(|(ip, _)| ip).collect();
         self.compare_endpoints(claimed);
     }
@@ -526,7 +537,33 @@ impl Index {
 
     /// Marks the service ports that claim an address in these networks as an external or load-balancer IP.
     fn mark_claimants_dirty(&mut self, networks: &[IpNet]) {
-        self.mark_dirty(self.claims.claimants_in(networks));
+        self.mark_claims_dirty(self.claims.claimants_in(networks));
+    }
+
+    /// Others may get the claims of these.
+    fn mark_claims_dirty(&mut self, affected: BTreeSet<ServicePortKey>) {
+        self.are_refusals_outdated |= !affected.is_empty();
+        self.mark_dirty(affected);
+    }
+
+    /// Describes again why some service ports do not get their claims: who gets them may have changed.
+    fn describe_refusals(&mut self) {
+        if self.described.is_none() && !mem::take(&mut self.are_refusals_outdated) {
+            return;
+        }
+        let mut keys = self.problems.refused_after(self.described.as_ref(), DESCRIBED_PER_COMMIT);
+        let mut node_ports = NodePortOwners::new();
+        for key in &keys {
+            let name = service_of(key);
+            if let Some(service) = self.services.get(&name)
+                && let Some(port) = port_of(service, key)
+            {
+                let (_, refused) = self.claims.resolve(service, port, &mut node_ports);
+                self.problems.set_claims(&name, key, refused);
+            }
+        }
+        let is_full = keys.len() == DESCRIBED_PER_COMMIT;
+        self.described = keys.pop().filter(|_| is_full);
     }
 
     fn mark_dirty(&mut self, keys: impl IntoIterator<Item = ServicePortKey>) {

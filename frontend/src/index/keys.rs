@@ -15,6 +15,18 @@ pub(super) fn same_service(left: &ServicePortKey, right: &ServicePortKey) -> boo
     (&left.namespace, &left.name) == (&right.namespace, &right.name)
 }
 
+/// The Service of a service port.
+pub(super) fn service_of(key: &ServicePortKey) -> ObjectName {
+    ObjectName::new(key.namespace.clone(), key.name.clone())
+}
+
+/// The port of a Service with this key.
+pub(super) fn port_of<'a>(service: &'a ServiceObject, key: &ServicePortKey) -> Option<&'a ServiceObjectPort> {
+    let key = (&key.port_name, key.protocol);
+    let at = service.ports.binary_search_by(|port| (&port.name, port.protocol).cmp(&key)).ok()?;
+    service.ports.get(at)
+}
+
 /// An object in the same namespace.
 pub(super) fn sibling(name: &ObjectName, other: &Arc<str>) -> ObjectName {
     ObjectName::new(name.namespace.clone(), other.clone())

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    ops::Bound,
     time::Duration,
 };
 
@@ -12,7 +13,10 @@ use tracing::{info, warn};
 
 use crate::object::{ObjectKind, ObjectName, ObjectProblem};
 
-use super::vip_conflicts::{RefusedClaims, VipClaim};
+use super::{
+    keys::service_of,
+    vip_conflicts::{RefusedClaims, VipClaim},
+};
 
 /// How many problems of one object are listed. The others are counted.
 const MAX_LISTED: usize = 32;
@@ -158,6 +162,16 @@ impl ProblemLog {
     pub(super) fn refused_claims(&self) -> BTreeSet<(&ServicePortKey, VipClaim)> {
         let of_ports = self.objects.values().flat_map(|object| &object.claims);
         of_ports.flat_map(|(key, refused)| refused.claims.iter().map(move |claim| (key, *claim))).collect()
+    }
+
+    /// The first service ports after one that do not get all their claims, in their order.
+    pub(super) fn refused_after(&self, last: Option<&ServicePortKey>, most: usize) -> Vec<ServicePortKey> {
+        let name = last.map_or_else(|| ObjectName::new("", ""), service_of);
+        let services = self.objects.range((ObjectKind::Service, name)..);
+        let services = services.take_while(|((kind, _), _)| *kind == ObjectKind::Service);
+        let after = (last.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let keys = services.flat_map(|(_, object)| object.claims.range::<ServicePortKey, _>(after));
+        keys.map(|(key, _)| key.clone()).take(most).collect()
     }
 
     /// Replaces the problems of an object that one source finds.

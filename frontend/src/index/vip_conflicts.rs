@@ -8,7 +8,9 @@
 //!   is not served at all if one at an address goes before it.
 //! - An external or load-balancer IP that is protected is served on no port: see `protected`.
 //!
-//! Changes of the claims report which service ports they may affect; `resolve` answers for one service port.
+//! Changes of the claims report which service ports they may affect: those of the Services that get a claim before or
+//! after. What others are told about it is not: it only names who gets the claim. `resolve` answers for one service
+//! port.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -70,6 +72,12 @@ pub(super) struct NodePortOwner<'a> {
     ip: Option<IpAddr>,
 }
 
+/// Why a service port does not get a claim. The text is made only for those that are described.
+enum Refusal<'a> {
+    Protected(String),
+    UsedBy { claim: VipClaim, owner: NodePortOwner<'a>, why: &'static str },
+}
+
 /// Who gets the node ports that were looked up, while no claim changes: all ports of a Service ask about that of its
 /// health checks.
 pub(super) type NodePortOwners<'a> = BTreeMap<(NonZeroU16, Protocol), Option<NodePortOwner<'a>>>;
@@ -87,7 +95,8 @@ impl VipClaims {
         Self { protected: ProtectedAddresses::new(policy), ..Self::default() }
     }
 
-    /// Adds or removes the claims of a Service. `affected` gets the service ports of other Services that may change.
+    /// Adds or removes the claims of a Service. `affected` gets the service ports of other Services that may change; if
+    /// there are none, nobody else gets another claim.
     pub(super) fn change_service(
         &mut self,
         service: &ServiceObject,
@@ -123,8 +132,8 @@ impl VipClaims {
         self.external_claims(*ip, *ip).next().is_some()
     }
 
-    /// The service ports that claim an address in these networks as an external or load-balancer IP, and those that
-    /// claim the same port of Nodes.
+    /// The service ports that may get an address in these networks as an external or load-balancer IP, or the same port
+    /// of Nodes.
     pub(super) fn claimants_in(&self, networks: &[IpNet]) -> BTreeSet<ServicePortKey> {
         let (mut claimants, mut ports) = (BTreeSet::new(), BTreeSet::new());
         for network in networks {
@@ -134,7 +143,7 @@ impl VipClaims {
                 {
                     self.mark_node_port(port, protocol, &mut claimants);
                 }
-                claimants.extend(self.keys(claim));
+                claimants.extend(self.leaders(claim));
             }
         }
         claimants
@@ -148,19 +157,26 @@ impl VipClaims {
         self.claimants.range(first..=last).map(|(claim, _)| *claim)
     }
 
-    /// The service ports that claim the same thing.
-    fn keys(&self, claim: VipClaim) -> impl Iterator<Item = ServicePortKey> {
-        #[cfg(test)]
-        crate::testing::count_steps(self.claimants.get(&claim).map_or(0, BTreeSet::len));
-        self.claimants.get(&claim).into_iter().flatten().map(|claimant| claimant.key.clone())
+    /// The service ports of the two Services that come first: after a change, the one that gets the claim and the one
+    /// that got it before, which has gone or has become the second. All others neither get it nor got it.
+    fn leaders(&self, claim: VipClaim) -> impl Iterator<Item = ServicePortKey> {
+        let (mut services, mut last) = (0, None::<&ServicePortKey>);
+        let leaders = self.claimants.get(&claim).into_iter().flatten().map(|claimant| &claimant.key);
+        let leaders = leaders.take_while(move |key| {
+            services += usize::from(last.replace(key).is_none_or(|last| !same_service(last, key)));
+            services <= 2
+        });
+        leaders.cloned().inspect(|_| {
+            #[cfg(test)]
+            crate::testing::count_steps(1);
+        })
     }
 
-    /// Others get these claims: marks all that claim the same, and those whose claims to the same ports of Nodes depend
-    /// on it.
+    /// Others get these claims: marks them, and those whose claims to the same ports of Nodes depend on it.
     fn mark_contenders(&self, changed: BTreeSet<VipClaim>, affected: &mut BTreeSet<ServicePortKey>) {
         let mut at_nodes = BTreeSet::new();
         for claim in changed {
-            affected.extend(self.keys(claim));
+            affected.extend(self.leaders(claim));
             match claim {
                 VipClaim::ClusterIp(..) => {}
                 VipClaim::NodePort(number, protocol) => affected.extend(self.keys_at_nodes(number, protocol)),
@@ -176,19 +192,19 @@ impl VipClaims {
         }
     }
 
-    /// Marks all that claim a port of Nodes, if any Service has it as a node port.
+    /// Marks those that may get a port of Nodes, if any Service has it as a node port.
     fn mark_node_port(&self, port: NonZeroU16, protocol: Protocol, affected: &mut BTreeSet<ServicePortKey>) {
         let claim = VipClaim::NodePort(port, protocol);
         if self.claimants.contains_key(&claim) {
-            affected.extend(self.keys(claim));
+            affected.extend(self.leaders(claim));
             affected.extend(self.keys_at_nodes(port, protocol));
         }
     }
 
-    /// The service ports that claim a port at the address of a Node.
+    /// The service ports that may get a port at the address of a Node.
     fn keys_at_nodes(&self, port: NonZeroU16, protocol: Protocol) -> impl Iterator<Item = ServicePortKey> {
         let at_nodes = self.external_ips_of(port, protocol).filter(|ip| self.protected.is_node_address(ip));
-        at_nodes.flat_map(move |ip| self.keys(VipClaim::ExternalIp(ip, port, protocol)))
+        at_nodes.flat_map(move |ip| self.leaders(VipClaim::ExternalIp(ip, port, protocol)))
     }
 
     /// The claimed external and load-balancer IPs with a port.
@@ -271,21 +287,13 @@ struct Resolution<'a, 'c> {
 
 impl<'c> Resolution<'_, 'c> {
     /// Why another service port gets a claim.
-    fn winner(&self, claim: VipClaim, kind: Option<ExternalKind>) -> Option<String> {
-        let winner = first(&self.claims.claimants, &claim).filter(|winner| winner.key != *self.key)?;
-        let claimed = match claim {
-            VipClaim::ClusterIp(ip, ..) | VipClaim::ExternalIp(ip, ..) => self.describe(ip),
-            VipClaim::NodePort(number, protocol) => format!("{number}/{protocol}"),
-        };
+    fn winner(&self, claim: VipClaim, kind: Option<ExternalKind>) -> Option<Refusal<'c>> {
+        let claimant = first(&self.claims.claimants, &claim).filter(|winner| winner.key != *self.key)?;
         let why = match kind {
-            Some(ExternalKind::External) if !winner.external => "for which it is a load-balancer IP",
+            Some(ExternalKind::External) if !claimant.external => "for which it is a load-balancer IP",
             _ => "whose Service is older",
         };
-        Some(refusal(&claimed, &winner.key.to_string(), why))
-    }
-
-    fn describe(&self, ip: IpAddr) -> String {
-        format!("{ip}, port {}/{}", self.port.port, self.port.protocol)
+        Some(Refusal::UsedBy { claim, owner: NodePortOwner { claimant, ip: None }, why })
     }
 
     /// Whether this service port claims it, as a node port or for the health checks of its Service.
@@ -301,20 +309,26 @@ impl<'c> Resolution<'_, 'c> {
     }
 
     /// Why the service port does not get a node port, or its Service a port for health checks.
-    fn port_of_nodes(&mut self, number: NonZeroU16, protocol: Protocol, for_health_checks: bool) -> Option<String> {
+    fn port_of_nodes(
+        &mut self,
+        number: NonZeroU16,
+        protocol: Protocol,
+        for_health_checks: bool,
+    ) -> Option<Refusal<'c>> {
         if self.claims.protected.is_protected_node_port(number, protocol) {
-            return Some(format!(
+            return Some(Refusal::Protected(format!(
                 "{number}/{protocol} is not served: a process on a Node may use it \
                                  (--protected-ports); use another node port"
-            ));
+            )));
         }
         let owner = self.node_port_owner(number, protocol);
         let owner = owner.filter(|owner| !self.is_own(owner.claimant, for_health_checks))?;
-        Some(refusal(&format!("{number}/{protocol}"), &owner.to_string(), "whose Service is older"))
+        let claim = VipClaim::NodePort(number, protocol);
+        Some(Refusal::UsedBy { claim, owner, why: "whose Service is older" })
     }
 
     /// Why a node port or health checks get this port at the address of a Node.
-    fn node_port_at(&mut self, ip: IpAddr, kind: ExternalKind) -> Option<String> {
+    fn node_port_at(&mut self, ip: IpAddr, kind: ExternalKind) -> Option<Refusal<'c>> {
         let ServiceObjectPort { port, protocol, .. } = *self.port;
         if !self.claims.protected.is_node_address(&ip) {
             return None;
@@ -327,7 +341,7 @@ impl<'c> Resolution<'_, 'c> {
             ExternalKind::External => "whose node port goes before an external IP",
             ExternalKind::LoadBalancer => "whose Service is older",
         };
-        Some(refusal(&self.describe(ip), &owner.to_string(), why))
+        Some(Refusal::UsedBy { claim: VipClaim::ExternalIp(ip, port, protocol), owner, why })
     }
 
     /// The external or load-balancer IPs that the service port gets.
@@ -343,9 +357,11 @@ impl<'c> Resolution<'_, 'c> {
         for ip in ips {
             let claim = VipClaim::ExternalIp(*ip, port, protocol);
             let refusal = if let Some(owner) = protected.owner(*ip, kind, self.age) {
-                Some(format!("{ip} is not served: it would shadow {owner}; use another address"))
+                let text = format!("{ip} is not served: it would shadow {owner}; use another address");
+                Some(Refusal::Protected(text))
             } else if let Some(owner) = protected.port_owner(*ip, port, protocol) {
-                Some(format!("{ip} is not served on port {port}/{protocol}: it would shadow {owner}"))
+                let text = format!("{ip} is not served on port {port}/{protocol}: it would shadow {owner}");
+                Some(Refusal::Protected(text))
             } else {
                 self.winner(claim, Some(kind)).or_else(|| self.node_port_at(*ip, kind))
             };
@@ -363,12 +379,12 @@ impl<'c> Resolution<'_, 'c> {
     }
 
     /// Records a refusal. Returns whether there is none.
-    fn gets(&mut self, claim: VipClaim, field: &str, refusal: Option<String>) -> bool {
-        let Some(message) = refusal else { return true };
+    fn gets(&mut self, claim: VipClaim, field: &str, refusal: Option<Refusal<'c>>) -> bool {
+        let Some(refusal) = refusal else { return true };
         let RefusedClaims { claims, problems } = &mut self.refused;
         claims.push(claim);
         if problems.iter().filter(|problem| problem.field == field).count() < MAX_DESCRIBED {
-            problems.push(ObjectProblem { field: field.to_owned(), message });
+            problems.push(ObjectProblem { field: field.to_owned(), message: refusal.to_string() });
         }
         false
     }
@@ -399,8 +415,20 @@ fn claims(service: &ServiceObject, port: &ServiceObjectPort) -> impl Iterator<It
     own.chain(health_check.map(|claim| (claim, claimant(false, true)))).chain(external)
 }
 
-fn refusal(claimed: &str, owner: &str, why: &str) -> String {
-    format!("{claimed} is used by {owner}, {why}: not served here; change one of them")
+impl fmt::Display for Refusal<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (claim, owner, why) = match self {
+            Self::Protected(text) => return f.write_str(text),
+            Self::UsedBy { claim, owner, why } => (claim, owner, why),
+        };
+        match claim {
+            VipClaim::ClusterIp(ip, port, protocol) | VipClaim::ExternalIp(ip, port, protocol) => {
+                write!(f, "{ip}, port {port}/{protocol}")?;
+            }
+            VipClaim::NodePort(number, protocol) => write!(f, "{number}/{protocol}")?,
+        }
+        write!(f, " is used by {owner}, {why}: not served here; change one of them")
+    }
 }
 
 impl fmt::Display for NodePortOwner<'_> {

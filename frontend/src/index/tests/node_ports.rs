@@ -175,3 +175,31 @@ fn addresses_of_nodes_with_the_number_of_a_node_port_cost_their_sum() {
         assert_eq!((vips(&views, "new"), views[&key("old")].port.node_port), (0, Some(number(30080))));
     }
 }
+
+#[test]
+fn many_services_that_claim_the_same_addresses_do_not_multiply_the_cost_of_a_change() {
+    let ips: Vec<_> = (0..100).map(|n: u8| IpAddr::from([192, 0, 2, n])).collect();
+    let claimant = |n: u64| {
+        let service = at_port(&format!("s-{n:03}"), n, 80, (&[], &[]));
+        put(ServiceObject { external_ips: ips.clone(), ..service })
+    };
+    let (mut index, mut views) = indexed((0..200).map(claimant));
+    while index.has_outdated_refusals() {
+        apply_changes(&mut index, &mut views);
+    }
+    let owner = |index: &Index| messages(index, "s-199")[0].contains("ns/s-000:http/tcp");
+    assert!(owner(&index), "{:?}", messages(&index, "s-199"));
+    take_steps();
+    index.apply(SourceUpdate::Delete(ObjectKind::Service, ObjectName::new("ns", "s-000")));
+    assert_eq!(apply_changes(&mut index, &mut views), [key("s-000"), key("s-001"), key("s-002")]);
+    let steps = take_steps();
+    assert!(steps <= 10 * ips.len(), "{steps}");
+    assert_eq!((vips(&views, "s-001"), vips(&views, "s-002")), (ips.len(), 0));
+    let mut commits = 1;
+    while index.has_outdated_refusals() {
+        assert_eq!(apply_changes(&mut index, &mut views), [], "only descriptions change");
+        commits += 1;
+    }
+    assert!(!owner(&index), "{:?}", messages(&index, "s-199"));
+    assert_eq!(commits, 4, "200 service ports, 64 with each commit");
+}
