@@ -4,7 +4,9 @@
 //!   source ──mpsc──▶ run ──▶ Index ──take_changes──▶ ChangeLog ──watch──▶ sessions: ChangeLog::commits_since
 //! ```
 
-use std::{iter, sync::Arc, time::Duration};
+mod queue;
+
+use std::{future, iter, sync::Arc, time::Duration};
 
 use runtime::{ReadyGuard, Shutdown, lock};
 use tokio::{
@@ -22,8 +24,13 @@ use crate::{
     source::Freshness,
 };
 
-/// How many updates are applied before the clock is read again.
-const UPDATES_PER_COMMIT: usize = 4096;
+use queue::UpdateQueue;
+
+/// How many updates wait to be applied.
+const QUEUED_UPDATES: usize = 4096;
+/// After this time of applying updates, what has changed is committed, so that updates that take long, or come all the
+/// time, do not delay commits for longer. One update may take longer.
+const MAX_APPLY_TIME: Duration = Duration::from_millis(50);
 
 /// A handle to a frontend. Clones share the same state. Nothing happens before [`Self::run`] is called.
 #[derive(Clone, Debug)]
@@ -52,7 +59,7 @@ impl Frontend {
         let mut ready = Some(ready);
         let stop = self.until_drained(shutdown.clone());
         tokio::pin!(stop);
-        let (mut queued, mut has_ended) = (Vec::new(), false);
+        let (mut received, mut queue, mut has_ended) = (Vec::new(), UpdateQueue::default(), false);
         let (mut is_pending, mut due, mut notices_due) = (false, Instant::now(), None);
         loop {
             tokio::select! {
@@ -60,24 +67,30 @@ impl Frontend {
                 () = &mut stop => break,
                 // A timer would fire later than at once when the time has passed.
                 () = async { if Instant::now() < due { sleep_until(due).await } }, if is_pending => {
-                    is_pending = false;
                     // What has been queued until now joins this commit.
-                    let late = iter::from_fn(|| updates.try_recv().ok()).take(UPDATES_PER_COMMIT);
-                    late.for_each(|update| self.context.cluster.index().apply(update));
+                    let late = iter::from_fn(|| updates.try_recv().ok());
+                    late.take(QUEUED_UPDATES.saturating_sub(queue.len())).for_each(|update| queue.push(update));
+                    self.apply(&mut queue);
                     if self.commit() {
                         drop(ready.take());
                         notices_due = self.report_problems();
                     }
+                    is_pending = self.context.cluster.index().has_outdated_refusals();
                     due = Instant::now() + self.interval();
                 }
                 // When the last commit is long ago, all that is queued already joins the next one.
-                count = updates.recv_many(&mut queued, UPDATES_PER_COMMIT), if !has_ended => {
-                    queued.drain(..).for_each(|update| self.context.cluster.index().apply(update));
+                count = updates.recv_many(&mut received, QUEUED_UPDATES), if !has_ended && queue.len() < QUEUED_UPDATES => {
+                    received.drain(..).for_each(|update| queue.push(update));
+                    self.apply(&mut queue);
                     is_pending |= count > 0;
                     has_ended = count == 0;
                     if has_ended && !shutdown.is_triggered() {
                         warn!("object source ended, serving the last known state");
                     }
+                }
+                () = future::ready(()), if !queue.is_empty() => {
+                    self.apply(&mut queue);
+                    is_pending = true;
                 }
                 () = runtime::sleep_until(notices_due) => {
                     notices_due = self.report_problems();
@@ -86,6 +99,17 @@ impl Frontend {
         }
         let StreamStats { rebuilds, chunks_encoded, chunks_sent, .. } = self.stream_stats();
         info!(rebuilds, chunks_encoded, chunks_sent, "engine stopped, no more commits");
+    }
+
+    /// Applies what waits, for a limited time.
+    fn apply(&self, queue: &mut UpdateQueue) {
+        let begun = Instant::now();
+        while let Some(update) = queue.pop() {
+            self.context.cluster.index().apply(update);
+            if begun.elapsed() >= MAX_APPLY_TIME {
+                return;
+            }
+        }
     }
 
     /// Returns after the shutdown when all streams have been drained, or should have been.
