@@ -6,7 +6,7 @@
 //!   chunks: the boot id, Welcome, Batch*, Bookmark
 //! ```
 
-use std::{fs, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bytes::{Buf as _, BufMut as _, Bytes};
@@ -17,7 +17,7 @@ use proto::{
 use xxhash_rust::xxh64::xxh64;
 
 use super::StoredState;
-use crate::NodeState;
+use crate::{NodeState, disk};
 
 /// Identifies the format and its version.
 pub(super) const MAGIC: &[u8; 8] = b"FlState1";
@@ -32,9 +32,9 @@ impl StoredState {
     /// Reads the state file of a node without changing it.
     ///
     /// # Errors
-    /// When the file cannot be read, is damaged, or is of another version or node.
+    /// When the file cannot be read, is no regular file, too large or damaged, or is of another version or node.
     pub fn read(path: &Path, node: &str) -> Result<Self> {
-        Self::decode(node, fs::read(path)?)
+        Self::decode(node, disk::read_bounded(path)?)
     }
 
     /// The content of a file with this state.
