@@ -17,7 +17,7 @@
 //! | `watcher` | list, watch, resume: the loop for one kind |
 //! | `verify` | checks of the API server beside a watch |
 //! | `versions` | the versions of objects |
-//! | `request` | requests with deadlines, and their errors |
+//! | `request` | requests with deadlines and limits, and their errors |
 //! | `decode` | pages and events |
 //! | `retry` | delays and logs of failed requests |
 //! | `advice` | what an operator can do about an error |
@@ -54,6 +54,9 @@ pub(super) struct Deadlines {
     watch_seconds: u32,
     /// For a complete page of a list, and for the start of a watch. The API server itself gives a request 60 seconds.
     response: Duration,
+    /// For a complete list, streamed or in pages. An API server forgets the version of a list, and with it its next
+    /// pages, within ten minutes.
+    list: Duration,
     /// For the next complete event of a streaming list.
     initial_event: Duration,
     /// For the next complete event of a watch. Longer than `watch_seconds`: the server sends a bookmark before it ends
@@ -75,6 +78,7 @@ impl Default for Deadlines {
         Self {
             watch_seconds: 60,
             response: Duration::from_secs(70),
+            list: Duration::from_secs(600),
             initial_event: Duration::from_secs(10),
             event: Duration::from_secs(70),
             silence: Duration::from_secs(150),

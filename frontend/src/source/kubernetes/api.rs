@@ -5,7 +5,7 @@ use std::{error::Error, io, path::Path, sync::Arc, time::Duration};
 use anyhow::{Result, anyhow, ensure};
 use futures::{AsyncBufRead, TryStreamExt as _};
 use http::{Response, header::RETRY_AFTER};
-use http_body_util::BodyExt as _;
+use http_body_util::{BodyExt as _, Limited};
 use kube::{
     Client, Config,
     client::Body,
@@ -14,7 +14,10 @@ use kube::{
 };
 use runtime::{connect_advice::ConnectSettings, failure::chain};
 
-use super::{advice::advice, request::RequestError};
+use super::{
+    advice::advice,
+    request::{MAX_RESPONSE_BYTES, RequestError},
+};
 
 /// Where a pod finds the CA certificate of its cluster, and the token of its ServiceAccount.
 const POD_FILES: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -137,7 +140,8 @@ impl KubernetesApi {
 async fn refusal(response: Response<Body>) -> RequestError {
     let code = response.status().as_u16();
     let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-    let body = response.into_body().collect_bytes().await.unwrap_or_default();
+    let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
+    let body = body.map(|body| body.to_bytes()).unwrap_or_default();
     let status = serde_json::from_slice(&body)
         .unwrap_or_else(|_| Status::failure(String::from_utf8_lossy(&body).trim(), "").with_code(code));
     RequestError::Refused(status.boxed(), retry_after)

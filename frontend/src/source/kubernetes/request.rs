@@ -27,6 +27,10 @@ use super::{
 /// same.
 pub(super) const PAGE_OBJECTS: u32 = 500;
 
+/// The most bytes of a page or an event. A page has some MiB, and etcd stores objects of up to 1.5 MiB; pages of larger
+/// objects are requested with fewer of them.
+pub(super) const MAX_RESPONSE_BYTES: usize = if cfg!(test) { 1 << 20 } else { 64 << 20 };
+
 /// The most that `Retry-After` of a response delays the next request.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 
@@ -45,6 +49,12 @@ pub(super) enum RequestError {
     /// The deadline has passed.
     #[error("no complete response or event within {0:?}")]
     TimedOut(Duration),
+    /// A list has more pages or events than the deadline for all of them allows.
+    #[error("the list has not ended after {0:?}")]
+    Endless(Duration),
+    /// A page, even with one object, or an event.
+    #[error("a page or an event has more than {} MiB", MAX_RESPONSE_BYTES >> 20)]
+    TooLarge,
     /// The connection broke.
     #[error("the connection broke: {0}")]
     Broken(#[from] io::Error),
@@ -102,37 +112,58 @@ impl<K: Watchable> Requests<K> {
 
     /// The current version of the API server, not that of its cache: a list of one object has it.
     pub(super) async fn version(&self) -> Result<String, RequestError> {
-        Ok(self.page(1, None).await?.version)
+        Ok(self.page(&mut 1, None).await?.version)
     }
 
-    /// The first page, or the one of a `continue` token.
-    pub(super) async fn page(&self, limit: u32, token: Option<String>) -> Result<Page, RequestError> {
-        let body = self.body(self.path.list(&list_parameters::<K>(limit, token))).await?;
+    /// The first page, or the one of a `continue` token, with up to `limit` objects. Lowers the limit as
+    /// [`Self::body`] does.
+    pub(super) async fn page(&self, limit: &mut u32, token: Option<String>) -> Result<Page, RequestError> {
+        let request = |limit| self.path.list(&list_parameters::<K>(limit, token.clone()));
+        let body = self.body(limit, request).await?;
         Page::decode::<K>(&body).map_err(|error| undecodable(&body, error))
     }
 
     /// The current version of each object, without the objects.
     pub(super) async fn object_versions(&self) -> Result<ObjectVersions, RequestError> {
-        let (mut versions, mut token) = (ObjectVersions::default(), None);
-        loop {
-            let body = self.body(self.path.list_metadata(&list_parameters::<K>(PAGE_OBJECTS, token))).await?;
-            token = decode_metadata(&body, &mut versions).map_err(|error| undecodable(&body, error))?;
-            if token.is_none() {
-                return Ok(versions);
+        let (mut versions, mut token, mut limit) = (ObjectVersions::default(), None, PAGE_OBJECTS);
+        with_list_deadline(self.deadlines.list, async {
+            loop {
+                let request = |limit| self.path.list_metadata(&list_parameters::<K>(limit, token.clone()));
+                let body = self.body(&mut limit, request).await?;
+                token = decode_metadata(&body, &mut versions).map_err(|error| undecodable(&body, error))?;
+                if token.is_none() {
+                    return Ok(());
+                }
             }
-        }
+        })
+        .await?;
+        Ok(versions)
     }
 
-    /// The whole body of a response.
-    async fn body(&self, request: Result<http::Request<Vec<u8>>, BuildError>) -> Result<Vec<u8>, RequestError> {
-        let request = request.map_err(kube::Error::BuildRequest);
-        with_deadline(self.deadlines.response, async {
-            let mut stream = std::pin::pin!(self.api.send(request).await?);
-            let mut body = Vec::new();
-            stream.read_to_end(&mut body).await?;
-            Ok(body)
-        })
-        .await
+    /// The whole body of a page. One that is too large is requested again with fewer objects, and those after it have
+    /// that limit, too.
+    async fn body(
+        &self,
+        limit: &mut u32,
+        request: impl Fn(u32) -> Result<http::Request<Vec<u8>>, BuildError>,
+    ) -> Result<Vec<u8>, RequestError> {
+        loop {
+            let request = request(*limit).map_err(kube::Error::BuildRequest);
+            let body = with_deadline(self.deadlines.response, async {
+                let stream = std::pin::pin!(self.api.send(request).await?);
+                let mut body = Vec::new();
+                stream.take(MAX_RESPONSE_BYTES as u64 + 1).read_to_end(&mut body).await?;
+                Ok(body)
+            })
+            .await?;
+            if body.len() <= MAX_RESPONSE_BYTES {
+                return Ok(body);
+            }
+            if *limit == 1 {
+                return Err(RequestError::TooLarge);
+            }
+            *limit = (*limit / 8).max(1);
+        }
     }
 
     /// Starts a watch after a version. Without one, all objects come first, as a streaming list.
@@ -177,19 +208,30 @@ async fn with_deadline<T>(
     timeout(deadline, response).await.unwrap_or(Err(RequestError::TimedOut(deadline)))
 }
 
+/// Fails if a list, streamed or in pages, does not end.
+pub(super) async fn with_list_deadline<T>(
+    deadline: Duration,
+    list: impl Future<Output = Result<T, RequestError>>,
+) -> Result<T, RequestError> {
+    timeout(deadline, list).await.unwrap_or(Err(RequestError::Endless(deadline)))
+}
+
 impl Watch {
     /// The next event; `None` when the server has ended the watch in order. Not to be called after that, or after an
     /// error.
     pub(super) async fn next<K: Watchable>(&mut self, deadline: Duration) -> Result<Option<WatchEvent>, RequestError> {
-        self.line.clear();
-        let length = with_deadline(deadline, async { Ok(self.body.read_until(b'\n', &mut self.line).await?) }).await?;
-        match self.line.last() {
+        let Self { body, line, .. } = self;
+        line.clear();
+        let mut body = body.as_mut().take(MAX_RESPONSE_BYTES as u64 + 1);
+        let length = with_deadline(deadline, async { Ok(body.read_until(b'\n', line).await?) }).await?;
+        match line.last() {
             None if length == 0 => Ok(None),
             Some(b'\n') => {
-                let event = WatchEvent::decode::<K>(&self.line).map_err(|error| undecodable(&self.line, error))?;
+                let event = WatchEvent::decode::<K>(line).map_err(|error| undecodable(line, error))?;
                 event.map(Some).map_err(|status| RequestError::Refused(status, None))
             }
-            _ if is_web_page(&String::from_utf8_lossy(&self.line)) => Err(RequestError::Html),
+            _ if length > MAX_RESPONSE_BYTES => Err(RequestError::TooLarge),
+            _ if is_web_page(&String::from_utf8_lossy(line)) => Err(RequestError::Html),
             _ => Err(RequestError::Cut),
         }
     }

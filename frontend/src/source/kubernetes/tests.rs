@@ -24,7 +24,7 @@ use runtime::Trigger;
 use serde_json::{Value, json};
 use tokio::{task::JoinHandle, time::timeout};
 
-use super::{api::ApiSettings, *};
+use super::{api::ApiSettings, request::MAX_RESPONSE_BYTES, *};
 use proto::model::SourceVersion;
 
 use crate::{

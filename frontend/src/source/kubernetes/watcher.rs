@@ -25,7 +25,7 @@ use tracing::{debug, info, warn};
 use super::{
     WatchContext,
     decode::{EventChange, WatchEvent, Watchable},
-    request::{PAGE_OBJECTS, RequestError, Requests, Watch},
+    request::{PAGE_OBJECTS, RequestError, Requests, Watch, with_list_deadline},
     retry::{Operation, Retry},
     verify::{Verifier, Watched},
     versions::{ObjectVersions, check_order},
@@ -103,8 +103,8 @@ impl<K: Watchable> KindWatcher<'_, K> {
         let mut streamed = true;
         loop {
             streamed &= !self.context.no_streaming.load(Ordering::Relaxed);
-            let listed = if streamed { self.stream().await } else { self.pages().await };
-            match listed {
+            let list = async { if streamed { self.stream().await } else { self.pages().await } };
+            match with_list_deadline(self.context.deadlines.list, list).await {
                 Ok((objects, position)) => {
                     debug!(kind = %K::KIND, objects = objects.len(), streamed, "listed");
                     self.context.freshness.listed(K::KIND);
@@ -160,9 +160,9 @@ impl<K: Watchable> KindWatcher<'_, K> {
     /// the first page.
     async fn pages(&self) -> Result<(ListedObjects, WatchPosition), RequestError> {
         let mut objects = ListedObjects::default();
-        let mut token = None;
+        let (mut token, mut limit) = (None, PAGE_OBJECTS);
         loop {
-            let page = self.requests.page(PAGE_OBJECTS, token).await?;
+            let page = self.requests.page(&mut limit, token).await?;
             objects.extend(page.objects.into_iter().map(|listed| (listed.0.name.clone(), listed)));
             if page.next.is_none() {
                 return Ok((objects, WatchPosition { version: page.version, open: None }));

@@ -66,7 +66,7 @@ impl Setup {
     async fn list_error<K: Watchable>(&self) -> (String, String) {
         let api = KubernetesApi::new(Some(&self.kubeconfig())).await.unwrap();
         let requests = Requests::<K>::new(api, Deadlines { response: Duration::from_secs(20), ..Deadlines::default() });
-        let error = requests.page(1, None).await.unwrap_err();
+        let error = requests.page(&mut 1, None).await.unwrap_err();
         (chain(&error), requests.advice(&error).unwrap_or_default())
     }
 }

@@ -1,5 +1,7 @@
 //! Lists: streamed if the server supports it, else in pages, and always complete.
 
+use tokio::time::sleep;
+
 use super::*;
 
 /// The next list, by either method, after a failed one.
@@ -237,4 +239,40 @@ async fn list_that_stops_half_way_is_requested_again() {
     next_list(&mut fixture, &[node("n1", "x", "1")]).await;
     assert_eq!(fixture.next_summary().await, "all Node: n1 in x");
     drop(page);
+}
+
+#[tokio::test]
+async fn page_that_is_too_large_is_requested_with_fewer_objects() {
+    let mut fixture = Fixture::new(deadlines()).await;
+    fixture.server.reject_stream(ObjectKind::Node).await;
+    for limit in ["limit=500", "limit=62"] {
+        let call = fixture.server.call(ObjectKind::Node).await;
+        call.assert(&[limit]);
+        call.start().bytes(&" ".repeat(MAX_RESPONSE_BYTES + 1)).await;
+    }
+    let call = fixture.server.call(ObjectKind::Node).await;
+    call.assert(&["limit=7"]);
+    call.list("10", &[node("n1", "x", "1")], Some("second"));
+    let call = fixture.server.call(ObjectKind::Node).await;
+    call.assert(&["limit=7", "continue=second"]);
+    call.list("10", &[node("n2", "x", "2")], None);
+    assert_eq!(fixture.next_summary().await, "all Node: n1 in x, n2 in x");
+}
+
+#[tokio::test(start_paused = true)]
+async fn list_without_a_last_page_is_a_failure() {
+    let mut fixture = Fixture::new(Deadlines { list: SHORT, ..deadlines() }).await;
+    fixture.server.reject_stream(ObjectKind::Node).await;
+    for _ in 0..2 {
+        let call = fixture.server.call(ObjectKind::Node).await;
+        sleep(SHORT / 3).await;
+        call.list("10", &[node("n1", "x", "1")], Some("another"));
+    }
+    let call = fixture.server.call(ObjectKind::Node).await;
+    call.assert(&["continue=another"]);
+    call.hang();
+    fixture.server.list(ObjectKind::Node, "20", &[node("n2", "x", "1")]).await;
+    assert_eq!(fixture.next_summary().await, "all Node: n2 in x");
+    let error = fixture.row(ObjectKind::Node).last_error.unwrap();
+    assert_eq!(error, "the list has not ended after 10s");
 }

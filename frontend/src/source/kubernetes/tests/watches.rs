@@ -272,3 +272,14 @@ async fn progress_is_delivered() {
         .map(|progress| move |version| (ObjectKind::Node, progress(SourceVersion(version))));
     assert_eq!(fixture.progress, [confirmed(10), object(15), confirmed(20), object(25)]);
 }
+
+#[tokio::test]
+async fn event_that_is_too_large_is_a_failure() {
+    let (mut fixture, mut watch) = Fixture::on_nodes(deadlines(), &[]).await;
+    watch.bytes(&"x".repeat(MAX_RESPONSE_BYTES + 1)).await;
+    let mut resumed = fixture.server.watch(ObjectKind::Node, "10").await;
+    let error = fixture.row(ObjectKind::Node).last_error.unwrap();
+    assert_eq!(error, "a page or an event has more than 1 MiB");
+    resumed.send("ADDED", &node("n1", "x", "11")).await;
+    assert_eq!(fixture.next_summary().await, "n1 in x");
+}
