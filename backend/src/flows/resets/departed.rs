@@ -41,6 +41,9 @@ pub(in crate::flows) struct Departed {
     service_ports: BTreeMap<ServicePortKey, BTreeMap<Endpoint, Departure>>,
     /// The namespaces with endpoints whose connections must not be reset any more, until the thread takes them.
     pub(in crate::flows) revoked: BTreeSet<Arc<str>>,
+    /// The connections that were rejected, and of which no later pass tells whether that has reset them, until the
+    /// thread takes their number.
+    pub(in crate::flows) unverified: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,11 +88,19 @@ impl Departed {
         now: Instant,
     ) {
         if departed.is_none() {
-            self.revoked.extend(mem::take(&mut self.service_ports).into_keys().map(|key| key.namespace));
+            self.forget_all();
         }
         self.remember(departed.unwrap_or_default(), now);
         for key in &changes.service_ports {
             self.update(key, state.service_port(key), now);
+        }
+    }
+
+    /// No connection is reset any more.
+    pub(in crate::flows) fn forget_all(&mut self) {
+        for (key, endpoints) in mem::take(&mut self.service_ports) {
+            self.unverified += open(&endpoints);
+            self.revoked.insert(key.namespace);
         }
     }
 
@@ -120,6 +131,7 @@ impl Departed {
     fn update(&mut self, key: &ServicePortKey, service: Option<&ServicePortState>, now: Instant) {
         let Some(endpoints) = self.service_ports.get_mut(key) else { return };
         let Some(service) = service else {
+            self.unverified += open(endpoints);
             self.revoked.insert(key.namespace.clone());
             self.service_ports.remove(key);
             return;
@@ -128,6 +140,9 @@ impl Departed {
         endpoints.retain(|endpoint, departure| {
             let is_gone = is_gone(service, endpoint);
             is_revoked |= !is_gone && departure.due.is_some();
+            if !is_gone {
+                self.unverified += mem::take(&mut departure.open);
+            }
             departure.due = is_gone.then(|| departure.due.unwrap_or(now + ABSENCE));
             !service.has_endpoint(endpoint)
         });
@@ -213,6 +228,11 @@ impl Departed {
         }
         reset
     }
+}
+
+/// The connections to these endpoints that the last pass found.
+fn open(endpoints: &BTreeMap<Endpoint, Departure>) -> usize {
+    endpoints.values().map(|departure| departure.open).sum()
 }
 
 impl Departure {

@@ -285,6 +285,26 @@ fn passes_pause_longer_and_longer_and_end() {
 }
 
 #[test]
+fn connections_are_counted_although_no_pass_follows() {
+    let returns = |fixture: &mut Fixture| fixture.commit(&web(&BOTH, &[]));
+    let is_not_gone = |fixture: &mut Fixture| fixture.commit(&web(&ONE, &[]));
+    let is_deleted = |fixture: &mut Fixture| fixture.commit(&mk_state().node_addresses(["172.16.0.1"]).build());
+    let has_a_new_session = |fixture: &mut Fixture| fixture.baseline(&web(&ONE, &[GONE]));
+    let ends = |fixture: &mut Fixture| fixture.departed.forget_all();
+    let changes: [fn(&mut Fixture); 5] = [returns, is_not_gone, is_deleted, has_a_new_session, ends];
+    for (n, change) in changes.into_iter().enumerate() {
+        let mut fixture = departed(&web(&ONE, &[GONE]));
+        assert_eq!((fixture.pass(4), fixture.departed.unverified), (0, 0));
+        fixture.now += PAUSES[0];
+        assert_eq!((fixture.pass(3), fixture.departed.unverified), (1, 0));
+        for _ in 0..2 {
+            change(&mut fixture);
+            assert_eq!(fixture.departed.unverified, 3, "{n}");
+        }
+    }
+}
+
+#[test]
 fn endpoints_that_departed_are_bounded() {
     let addresses = |service: u32| (0..300).map(move |n| format!("10.{service}.{}.{}:80", n / 200, n % 200 + 1));
     // How many endpoints are remembered of each of 40 Services.
