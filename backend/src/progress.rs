@@ -36,6 +36,8 @@ pub struct Progress {
     pub unconfirmed_service_ports: usize,
     /// Whether the Node object is gone, and its last facts are used.
     pub retains_node: bool,
+    /// Whether the Node object has no addresses, and its last ones are used.
+    pub(crate) retains_addresses: bool,
     /// Stale UDP flows that were deleted.
     pub(crate) deleted_flows: u64,
     /// Connections to endpoints that are gone, which were reset.

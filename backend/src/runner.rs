@@ -138,6 +138,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             progress.committed = replica.committed();
             progress.eligible = replica.state().node().eligible;
             progress.retains_node = replica.state().retains_node();
+            progress.retains_addresses = replica.state().retains_addresses();
             progress.unconfirmed_service_ports = replica.losses.unconfirmed_service_ports();
             progress.service_ports = replica.state().service_ports().len();
         });

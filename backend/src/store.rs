@@ -97,9 +97,11 @@ impl StoredState {
         Self { revision, epoch, ..self.clone() } == *other
     }
 
-    /// Whether it is not to wait for the interval: the last facts of a Node object that is gone are nowhere else.
+    /// Whether it is not to wait for the interval: the last facts of a Node object that is gone, or the last addresses
+    /// of one that has none, are nowhere else.
     fn is_urgent_after(&self, written: &Self) -> bool {
-        self.state.retains_node() && !written.state.retains_node()
+        let retains = |state: &NodeState| state.retains_node() || state.retains_addresses();
+        retains(&self.state) && !retains(&written.state)
     }
 }
 

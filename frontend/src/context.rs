@@ -117,11 +117,12 @@ impl FrontendContext {
         }
     }
 
-    /// All problems, up to about [`MAX_PROBLEMS`]: of the TLS files first, then missing Nodes, then of objects.
+    /// All problems, up to about [`MAX_PROBLEMS`]: of the TLS files first, then missing Nodes and Nodes that have lost
+    /// their addresses, then of objects.
     pub(crate) fn problems(&self) -> Vec<Problem> {
-        let missing = self.missing_nodes();
+        let nodes = self.node_problems();
         let tls = self.tls_error().map(|error| problem("TLS", "files", error));
-        let mut problems: Vec<_> = tls.into_iter().chain(missing).collect();
+        let mut problems: Vec<_> = tls.into_iter().chain(nodes).collect();
         let index = self.cluster.index();
         let (of_objects, others) = index.problems.first(MAX_PROBLEMS.saturating_sub(problems.len()));
         problems.extend(of_objects.into_iter().map(|(kind, name, problem)| problem.into_wire(kind, name)));
@@ -131,20 +132,16 @@ impl FrontendContext {
         problems
     }
 
-    /// The Nodes that do not exist although their backends are connected.
-    fn missing_nodes(&self) -> Vec<Problem> {
+    /// The Nodes that do not exist although their backends are connected, and those that have lost their addresses.
+    fn node_problems(&self) -> Vec<Problem> {
         let fleet = self.streams.fleet();
-        let mut missing = fleet.backends_without_node();
-        let field = "metadata.name";
         let message = "there is no such Node, but its backend is connected: the node uses the last known addresses \
                        and pod CIDRs. If it was deleted by mistake, restart its kubelet, which registers it again; \
                        otherwise stop the backend, or correct its --node-name";
-        let listed = missing.by_ref().take(MAX_LISTED).map(|node| problem(format!("Node {node}"), field, message));
-        let mut problems: Vec<_> = listed.collect();
-        let others = missing.count();
-        if others > 0 {
-            problems.push(problem("Node", field, format!("{others} more Nodes do not exist; they are not listed")));
-        }
+        let mut problems = listed(fleet.backends_without_node(), "metadata.name", message, "do not exist");
+        let message = "it has no InternalIP or ExternalIP any more: the node uses its last addresses for node ports. \
+                       Check the kubelet, or the cloud controller manager if that sets them";
+        problems.extend(listed(fleet.without_addresses(), "status.addresses", message, "have lost their addresses"));
         problems
     }
 
@@ -152,6 +149,17 @@ impl FrontendContext {
     pub(crate) fn tls_error(&self) -> Option<String> {
         self.tls.get()?.error()
     }
+}
+
+/// The same problem of each of these nodes, up to [`MAX_LISTED`]. `what`: that of the others, in a few words.
+fn listed<'a>(mut nodes: impl Iterator<Item = &'a Arc<str>>, field: &str, message: &str, what: &str) -> Vec<Problem> {
+    let listed = nodes.by_ref().take(MAX_LISTED).map(|node| problem(format!("Node {node}"), field, message));
+    let mut problems: Vec<_> = listed.collect();
+    let others = nodes.count();
+    if others > 0 {
+        problems.push(problem("Node", field, format!("{others} more Nodes {what}; they are not listed")));
+    }
+    problems
 }
 
 fn problem(object: impl Into<String>, field: impl Into<String>, message: impl Into<String>) -> Problem {

@@ -123,6 +123,8 @@ pub(crate) struct NodeRecord {
     differed: Option<Instant>,
     /// When it was last rolled back from what it says that it had.
     rolled_back: Option<Instant>,
+    /// Whether its object has addresses; `None` if that never had any while this process knew it.
+    has_addresses: Option<bool>,
 }
 
 /// Removes the stream when it is dropped.
@@ -186,7 +188,7 @@ impl Streams {
         if changes.is_empty() && replaced_nodes.is_empty() {
             return;
         }
-        let (mut lost, mut returned) = (Vec::new(), Vec::new());
+        let (mut lost, mut returned, mut without_addresses) = (Vec::new(), Vec::new(), Vec::new());
         self.with(|fleet| {
             for id in replaced_nodes.iter().filter_map(|node| fleet.backends.get(node)).flatten() {
                 if let Some(status) = fleet.streams.get_mut(id) {
@@ -195,12 +197,14 @@ impl Streams {
             }
             for (name, node) in changes {
                 let is_connected = fleet.backends.contains_key(name);
-                if node.is_none() {
-                    let existed = fleet.remove_node(name);
-                    lost.extend((existed && is_connected).then(|| name.clone()));
-                } else {
+                if let Some(node) = node {
                     let is_new = fleet.add_node(name);
                     returned.extend((is_new && is_connected).then(|| name.clone()));
+                    let loses_addresses = fleet.set_has_addresses(name, !node.addresses.is_empty());
+                    without_addresses.extend(loses_addresses.then(|| name.clone()));
+                } else {
+                    let existed = fleet.remove_node(name);
+                    lost.extend((existed && is_connected).then(|| name.clone()));
                 }
             }
         });
@@ -211,6 +215,11 @@ impl Streams {
                 ?nodes,
                 "Node objects of connected backends were deleted, these nodes use their last addresses and pod CIDRs"
             );
+        }
+        if !without_addresses.is_empty() {
+            let (count, nodes) =
+                (without_addresses.len(), &without_addresses[..without_addresses.len().min(MAX_LISTED)]);
+            warn!(count, ?nodes, "Node objects have no addresses any more, these nodes use their last ones");
         }
         if !returned.is_empty() {
             let (count, nodes) = (returned.len(), &returned[..returned.len().min(MAX_LISTED)]);
@@ -299,6 +308,11 @@ impl Fleet {
     /// The nodes whose backend is connected and whose Node object does not exist.
     pub(crate) fn backends_without_node(&self) -> impl Iterator<Item = &Arc<str>> {
         self.backends.keys().filter(|node| self.lacks_node(node))
+    }
+
+    /// The nodes whose Node object has lost its addresses while this process ran.
+    pub(crate) fn without_addresses(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.nodes.iter().filter(|(_, record)| record.has_addresses == Some(false)).map(|(node, _)| node)
     }
 
     fn lacks_node(&self, node: &str) -> bool {
@@ -428,7 +442,14 @@ impl Fleet {
         let is_new = !self.nodes.contains_key(node);
         if is_new {
             let disconnected_since = Instant::now();
-            let new = NodeRecord { disconnected_since, owing: None, error: None, differed: None, rolled_back: None };
+            let new = NodeRecord {
+                disconnected_since,
+                owing: None,
+                error: None,
+                differed: None,
+                rolled_back: None,
+                has_addresses: None,
+            };
             self.recount(node, |fleet| fleet.nodes.insert(node.clone(), new));
             self.cluster.insert(node);
         }
@@ -438,6 +459,14 @@ impl Fleet {
             failing.retain(|node, _| nodes.contains_key(node));
         }
         is_new
+    }
+
+    /// Records whether the object of a node has addresses. Returns whether it has lost them.
+    fn set_has_addresses(&mut self, node: &str, has_addresses: bool) -> bool {
+        let Some(record) = self.nodes.get_mut(node) else { return false };
+        let had_addresses = record.has_addresses;
+        record.has_addresses = if has_addresses { Some(true) } else { had_addresses.map(|_| false) };
+        had_addresses == Some(true) && !has_addresses
     }
 
     /// Returns whether it existed.

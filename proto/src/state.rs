@@ -37,8 +37,8 @@ pub struct NodeState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Facts {
     node: NodeInfo,
-    /// The last facts of the Node object, while there is none: it may have been deleted by mistake, and the node is
-    /// still there.
+    /// What is used in place of `node`. While there is no Node object, its last facts: it may have been deleted by
+    /// mistake, and the node is still there. While the object has no addresses, its other facts with its last ones.
     retained_node: Option<NodeInfo>,
     cluster: ClusterInfo,
 }
@@ -91,7 +91,7 @@ impl NodeState {
         state
     }
 
-    /// The node's facts: the last known ones while it has no Node object.
+    /// The node's facts: the last known ones while it has no Node object, the last addresses while that has none.
     #[must_use]
     pub fn node(&self) -> &NodeInfo {
         self.facts.retained_node.as_ref().unwrap_or(&self.facts.node)
@@ -100,7 +100,13 @@ impl NodeState {
     /// Whether the Node object is gone, and its last facts are retained.
     #[must_use]
     pub fn retains_node(&self) -> bool {
-        self.facts.retained_node.is_some()
+        self.facts.node.is_unknown() && self.facts.retained_node.is_some()
+    }
+
+    /// Whether the Node object has lost its addresses, and its last ones are retained.
+    #[must_use]
+    pub fn retains_addresses(&self) -> bool {
+        !self.facts.node.is_unknown() && self.facts.retained_node.is_some()
     }
 
     /// The cluster's facts.
@@ -158,10 +164,17 @@ impl NodeState {
         &self.digests
     }
 
-    /// Replaces the node's facts. Those of a Node object that is gone are retained.
+    /// Replaces the node's facts. Those of a Node object that is gone are retained, and the addresses of one that has
+    /// none any more.
     pub fn put_node(&mut self, node: NodeInfo) {
         let before = self.node().clone();
-        let retained_node = (node.is_unknown() && !before.is_unknown()).then_some(before);
+        let retained_node = if node.is_unknown() {
+            (!before.is_unknown()).then_some(before)
+        } else if node.addresses.is_empty() && !before.addresses.is_empty() {
+            Some(NodeInfo { addresses: before.addresses, ..node.clone() })
+        } else {
+            None
+        };
         let cluster = self.facts.cluster.clone();
         self.facts = Arc::new(Facts { node, retained_node, cluster });
         self.digest_facts();

@@ -193,6 +193,11 @@ impl Progress {
             (true, false) => info!(%node, "the Node object exists again"),
             _ => {}
         }
+        match (mem::replace(&mut self.retains_addresses, state.retains_addresses()), self.retains_addresses) {
+            (false, true) => warn!(%node, ?addresses, "the Node object has no addresses, its last ones are used"),
+            (true, false) if !self.retains_node => info!(%node, ?addresses, "the Node object has addresses again"),
+            _ => {}
+        }
         self.eligible = *eligible;
         self.service_ports = state.service_ports().len();
         self.received += counts;

@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, num::NonZeroU16};
 
 use proptest::{collection::vec, prelude::*};
 
-use super::{ServicePortState, ServicePorts};
+use super::{NodeState, ServicePortState, ServicePorts};
 use crate::{
     digest::{BUCKETS, KeyHash},
-    model::{Protocol, ServicePort, ServicePortKey},
+    model::{NodeInfo, Protocol, ServicePort, ServicePortKey},
 };
 
 /// More than two chunks, in histories of this length.
@@ -115,4 +115,27 @@ fn one_change_of_many_copies_one_service_port() {
     let copied = before.values().zip(ports.values()).filter(|(one, other)| !std::ptr::eq(*one, *other));
     assert_eq!(copied.count(), 1);
     assert_eq!(before.diff(&ports).map(|change| change.key.clone()).collect::<Vec<_>>(), [key(5_000)]);
+}
+
+#[test]
+fn addresses_are_retained_while_the_node_object_has_none() {
+    let unknown = NodeInfo::unknown("node-a");
+    let without = NodeInfo { zone: "zone-a".into(), eligible: true, ..unknown.clone() };
+    let with = |address: &str| NodeInfo { addresses: vec![address.parse().unwrap()], ..without.clone() };
+    let mut state = NodeState::new(unknown.clone());
+    state.put_node(without.clone());
+    assert_eq!((state.node(), state.retains_addresses()), (&without, false), "it never had any");
+    state.put_node(with("192.0.2.1"));
+    let elsewhere = NodeInfo { zone: "zone-b".into(), ..without.clone() };
+    for node in [&without, &unknown, &without, &elsewhere] {
+        state.put_node(node.clone());
+        assert_eq!(state.node().addresses, with("192.0.2.1").addresses);
+        assert_eq!((state.retains_node(), state.retains_addresses()), (node == &unknown, node != &unknown));
+        let mut read = NodeState::new(unknown.clone());
+        assert_eq!(read.apply(state.snapshot().collect()), []);
+        assert_eq!(read, state, "also after a restart");
+    }
+    assert_eq!(&*state.node().zone, "zone-b", "the other facts are the current ones");
+    state.put_node(with("192.0.2.2"));
+    assert_eq!((state.node(), state.retains_addresses()), (&with("192.0.2.2"), false));
 }

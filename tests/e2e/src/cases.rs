@@ -137,6 +137,7 @@ macro_rules! conformance {
             node_ports {
                 primary_addresses_answer,
                 no_address_answers_while_none_is_known,
+                node_ports_answer_while_the_node_object_has_no_addresses,
                 node_ports_answer_while_the_node_object_is_missing,
                 addresses_in_the_given_cidrs_answer,
                 loopback_never_answers,

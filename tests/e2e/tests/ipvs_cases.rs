@@ -75,7 +75,7 @@ const DIFFERENT: [&str; 8] = [
 const NEED_NF_TABLES: [&str; 2] = ["takeover::from_iptables_nft", "takeover::from_nftables"];
 /// Cases of what all backends share: what the frontend decides, the stream, the state file, the command line, and a
 /// second kind of VIP with the same detection of local traffic.
-const SHARED: [&str; 41] = [
+const SHARED: [&str; 42] = [
     "packets::external_ip_without_cluster_cidr",
     "packets::node_port_with_node_cidr",
     "packets::node_port_with_interface_prefix",
@@ -106,6 +106,7 @@ const SHARED: [&str; 41] = [
     "instances::split_and_local_take_over_from_each_other",
     "health::health_checks_report_ready_local_endpoints",
     "node_ports::no_address_answers_while_none_is_known",
+    "node_ports::node_ports_answer_while_the_node_object_has_no_addresses",
     "node_ports::node_ports_answer_while_the_node_object_is_missing",
     "source_ranges::range_of_all_addresses_lifts_the_restriction",
     "services::families_are_read_from_all_fields",

@@ -1,5 +1,5 @@
 //! What the stored and the committed state say about the node itself: endpoints from before it restarted, and the facts
-//! of a Node object that is gone.
+//! of a Node object that is gone or has lost its addresses.
 
 use proto::model::{IpFamily, NodeInfo, PoolClass};
 
@@ -167,5 +167,45 @@ async fn facts_of_a_deleted_node_are_retained_until_it_returns() {
     peer.commit(3, 4, vec![Operation::PutNode(NodeInfo { zone: "zone-b".into(), ..state.node().clone() })]).await;
     peer.ack().await;
     assert!(!fixture.progress.borrow().retains_node);
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn addresses_of_a_node_object_without_any_are_retained_until_it_has_some() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("state");
+    let state = state();
+    let kernel = FakeKernel::default();
+    let mut fixture = start(&kernel, Some(&file));
+    let mut peer = fixture.following(&state).await;
+    let calls = kernel.calls().len();
+    let without = NodeInfo { addresses: Vec::new(), ..state.node().clone() };
+    let mut without_addresses = NodeState::new(without.clone());
+    let everything_but_the_node = everything(&state).into_iter().filter(|op| !matches!(op, Operation::PutNode(_)));
+    crate::testing::apply(&mut without_addresses, everything_but_the_node);
+    peer.commit(1, 2, vec![Operation::PutNode(without)]).await;
+    assert_eq!(peer.ack().await.digest, Some(total(&without_addresses)), "the frontend's state is committed");
+    assert_eq!(kernel.calls().len(), calls, "nothing is programmed");
+    let retained = |fixture: &Fixture| {
+        let progress = fixture.progress.borrow();
+        (progress.retains_node, progress.retains_addresses)
+    };
+    assert_eq!(retained(&fixture), (false, true));
+    fixture.stop().await;
+    drop(peer);
+
+    // Also across a restart, and in a snapshot of another frontend.
+    let mut fixture = start(&kernel, Some(&file));
+    fixture.ready.wait().await;
+    assert_eq!(retained(&fixture), (false, true));
+    let mut peer = fixture.session().await;
+    assert_eq!(peer.hello.digests.as_deref(), Some(without_addresses.digests()));
+    peer.welcome(Epoch(7), SyncMode::Snapshot).await;
+    peer.commit(0, 3, everything(&without_addresses)).await;
+    assert_eq!(peer.ack().await.digest, Some(total(&without_addresses)));
+    assert_eq!(retained(&fixture), (false, true));
+    peer.commit(3, 4, vec![Operation::PutNode(state.node().clone())]).await;
+    assert_eq!(peer.ack().await.digest, Some(total(&state)));
+    assert_eq!(retained(&fixture), (false, false));
     fixture.stop().await;
 }

@@ -1,4 +1,4 @@
-//! Node objects that are deleted while their backend is connected, at a real list and watch.
+//! Node objects that are deleted or lose their addresses while their backend is connected, at a real list and watch.
 
 use fairlead_frontend::{
     Config,
@@ -110,6 +110,26 @@ async fn deleted_node_of_a_connected_backend_is_reported_until_it_returns() {
     let found = problems(&server, 1).await;
     assert!(found[0].starts_with("Node node-2:"), "{found:?}");
     drop(two);
+    problems(&server, 0).await;
+}
+
+#[tokio::test]
+async fn node_that_loses_its_addresses_is_reported_until_it_has_some() {
+    let api = ApiServer::start().unwrap();
+    let server = follow(&api).await;
+    let mut one = joined(&server, "node-1").await;
+    let without = |name: &str| {
+        let mut node = node(name);
+        node["status"]["addresses"] = json!([]);
+        node
+    };
+    let _ = api.put(Resource::Node, without("node-4"));
+    let _ = api.put(Resource::Node, without("node-1"));
+    let found = problems(&server, 1).await;
+    assert!(found[0].starts_with("Node node-1: it has no InternalIP or ExternalIP any more"), "{found:?}");
+    assert_eq!(facts(&mut one).await.addresses.len(), 0, "the backend retains what it has");
+    let _ = api.put(Resource::Node, node("node-1"));
+    assert_eq!(facts(&mut one).await.addresses.len(), 1);
     problems(&server, 0).await;
 }
 
