@@ -132,7 +132,7 @@ fn addresses_are_retained_while_the_node_object_has_none() {
         assert_eq!(state.node().addresses, with("192.0.2.1").addresses);
         assert_eq!((state.retains_node(), state.retains_addresses()), (node == &unknown, node != &unknown));
         let mut read = NodeState::new(unknown.clone());
-        assert_eq!(read.apply(state.snapshot().collect()), []);
+        assert_eq!(read.apply(state.snapshot()), []);
         assert_eq!(read, state, "also after a restart");
     }
     assert_eq!(&*state.node().zone, "zone-b", "the other facts are the current ones");
