@@ -25,14 +25,14 @@ use crate::{
     refs::RefCounts,
 };
 
-/// A service port that is to be programmed.
+/// A service port that is to be programmed. Small: a cold start plans all of them before it programs the first.
 #[derive(Clone, Debug)]
 pub(crate) struct PlannedUpdate {
     pub(crate) update: Update,
     /// Its changes; `None`: the table has nothing of it.
-    pub(crate) edits: PerFamily<Option<Edits>>,
+    pub(crate) edits: PerFamily<Option<Box<Edits>>>,
     /// The changes that an earlier transaction has left.
-    pub(crate) remaining: Option<PerFamily<RemainingEdits>>,
+    pub(crate) remaining: Option<Box<PerFamily<RemainingEdits>>>,
     /// How many elements programming it would change, or a few more.
     pub(crate) size: usize,
 }

@@ -120,7 +120,7 @@ impl PlannedUpdate {
         let mut edits = PerFamily::from_fn(|family| {
             let edits = match (self.edits[family].take(), &self.remaining) {
                 (None, None) => Edits::between(Vec::new(), Vec::new(), update.desired[family].as_deref(), None),
-                (edits, _) => edits.unwrap_or_default(),
+                (edits, _) => *edits.unwrap_or_default(),
             };
             // Another transaction may have changed the group.
             Edits { group: GroupEdits::of(&current.refs[family], family, update), ..edits }
@@ -161,14 +161,14 @@ impl PlannedUpdate {
 impl Edits {
     /// The number of elements that the changes write, and the changes. `None`: the table has nothing of the service
     /// port, so that they can be counted, without memory for all of a cold start.
-    fn new(current: &AppliedState, family: IpFamily, update: &Update) -> (usize, Option<Self>) {
+    fn new(current: &AppliedState, family: IpFamily, update: &Update) -> (usize, Option<Box<Self>>) {
         let (mut old, mut old_shared, refs) = (Vec::new(), Vec::new(), &current.refs[family]);
         current.elements(family, update, &mut old);
         current.shared(family, update, &mut old_shared);
         let (desired, group) = (update.desired[family].as_deref(), GroupEdits::of(refs, family, update));
         if !old.is_empty() || !old_shared.is_empty() {
             let edits = Self::between(old, old_shared, desired, group);
-            return (edits.writes(refs), Some(edits));
+            return (edits.writes(refs), Some(Box::new(edits)));
         }
         let Some(desired) = desired else { return (0, None) };
         desired.shared(&mut old_shared);
