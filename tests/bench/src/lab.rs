@@ -16,6 +16,9 @@ use tempfile::TempDir;
 
 use crate::manifests::{CLUSTER_CIDR, Manifests, NODE};
 
+/// What the chart sets for a backend.
+const BACKEND_ENVIRONMENT: (&str, &str) = ("MALLOC_ARENA_MAX", "1");
+
 /// Timeout of every step.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 
@@ -93,6 +96,7 @@ impl Lab {
 
     fn backend(&self) -> Command {
         let mut command = self.command(&["backend", "nftables", "--frontend", &self.address()]);
+        command.envs([BACKEND_ENVIRONMENT]);
         command.args(["--node-name", NODE, "--cluster-cidr", CLUSTER_CIDR]);
         command.arg("--state-dir").arg(self.path("state")).arg("--conntrack-max-per-core=0");
         command
@@ -102,7 +106,8 @@ impl Lab {
     pub(crate) fn spawn_backend_after_reboot(&self) -> Process {
         let script = r#"echo another > "$0" && mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@""#;
         let mut command = Command::new("unshare");
-        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").args(["--mount", "sh", "-c", script]);
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").envs([BACKEND_ENVIRONMENT]);
+        command.args(["--mount", "sh", "-c", script]);
         let backend = self.backend();
         command.arg(self.path("boot-id")).arg(backend.get_program()).args(backend.get_args());
         self.spawn(command, "backend.log")
