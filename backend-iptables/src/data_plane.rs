@@ -22,7 +22,7 @@ use crate::{
     applied::AppliedState,
     describe::{chain_owners, differences},
     desired::{Base, Desired, RuleContext, base, desired},
-    kernel::{DryRun, Kernel, Suspicion},
+    kernel::{IptablesKernel, Kernel, Suspicion},
     observed::Observed,
     plan::{FamilyUpdate, PartialPlan, Plan, Script, complete_base, remove, remove_unshared},
     table::TABLES,
@@ -361,9 +361,10 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
     }
 }
 
-impl DryRunPlane for IptablesDataPlane<DryRun> {
-    fn discard(&mut self) {
-        self.kernel.take();
+impl DryRunPlane for IptablesDataPlane<IptablesKernel> {
+    async fn begin_dry_run(&mut self) -> Result<()> {
+        self.kernel.begin_dry_run();
+        Ok(())
     }
 
     async fn differences(&mut self, state: &NodeState, _: &VipOwnership, _: &AppliedState) -> Result<Vec<Difference>> {
@@ -371,7 +372,7 @@ impl DryRunPlane for IptablesDataPlane<DryRun> {
         for family in IpFamily::ALL {
             programs[family] = self.kernel.program(family).await?;
         }
-        Ok(differences(self.kernel.take(), &programs, &chain_owners(state)))
+        Ok(differences(self.kernel.take_dry_run(), &programs, &chain_owners(state)))
     }
 }
 

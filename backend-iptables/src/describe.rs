@@ -7,7 +7,7 @@ use iptables::{Ruleset, target};
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
-    kernel::{BeforeAfter, DryRunResult},
+    kernel::{BeforeAfter, DryRun},
     names::{ChainKind, ChainNames},
     table::{SharedChain, TABLES},
 };
@@ -35,11 +35,7 @@ fn owner<'a>(owners: &ChainOwners<'a>, chain: &str, rule: &str) -> Option<&'a Se
 }
 
 /// What would be written.
-pub(crate) fn differences(
-    dry_run: DryRunResult,
-    programs: &PerFamily<String>,
-    owners: &ChainOwners<'_>,
-) -> Vec<Difference> {
+pub(crate) fn differences(dry_run: DryRun, programs: &PerFamily<String>, owners: &ChainOwners<'_>) -> Vec<Difference> {
     let sysctl = dry_run.localnet.map(|is_routed| {
         let setting = format!("net.ipv4.conf.all.route_localnet={}", u8::from(is_routed));
         Difference::new(DifferenceKind::Change, "sysctl", setting)

@@ -1,7 +1,6 @@
-//! The interface to the kernel: save the rules, restore a script. Implemented with the iptables programs, as a dry run,
-//! and for tests as a fake that checks what the kernel checks.
+//! The interface to the kernel: save the rules, restore a script. Implemented with the iptables programs, and for
+//! tests as a fake that checks what the kernel checks.
 
-mod dry_run;
 #[cfg(any(test, feature = "testing"))]
 #[cfg_attr(not(test), allow(dead_code, reason = "tests use all of it"))]
 #[allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
@@ -16,8 +15,7 @@ use iptables::RestoreError;
 use proto::model::IpFamily;
 
 use crate::plan::Script;
-pub(crate) use dry_run::{BeforeAfter, DryRun, DryRunResult};
-pub(crate) use programs::IptablesKernel;
+pub(crate) use programs::{BeforeAfter, DryRun, IptablesKernel};
 
 /// The rules of both families.
 pub(crate) trait Kernel: Send + 'static {

@@ -49,26 +49,17 @@ use proto::model::IpFamily;
 
 use data_plane::IptablesDataPlane;
 pub use data_plane::LoopbackRouting;
-use kernel::{DryRun, IptablesKernel};
+use kernel::IptablesKernel;
 #[cfg(feature = "testing")]
 pub use memory::Memory;
 
 /// The iptables backend.
 pub type Iptables = Driver<IptablesDataPlane<IptablesKernel>>;
 
-/// The iptables backend as one that writes nothing.
-pub type IptablesPreview = Driver<IptablesDataPlane<DryRun>>;
-
 /// The backend for the network namespace of the calling thread. It changes nothing before the first reconcile.
 #[must_use]
 pub fn open(options: DataplaneOptions, variant: impl Into<VariantSelection>) -> Iptables {
     Driver::new(IptablesDataPlane::new(IptablesKernel::new(variant), options))
-}
-
-/// The backend as one that writes nothing, see [`open`].
-#[must_use]
-pub fn open_preview(options: DataplaneOptions, variant: impl Into<VariantSelection>) -> IptablesPreview {
-    Driver::new(IptablesDataPlane::new(DryRun::new(IptablesKernel::new(variant)), options))
 }
 
 /// The families that we have programmed, in this variant or else in the one in use; none if iptables is not installed.

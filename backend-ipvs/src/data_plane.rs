@@ -26,7 +26,10 @@ use crate::{
     applied::AppliedState,
     describe,
     desired::{Context, Desired, Excess, Rules, desired, excess, rules},
-    kernel::{Base, DryRun, Kernel, Listing, Ours, Prepared, UnusableFamily},
+    kernel::{
+        Base, Kernel, Listing, Netlink, Ours, Prepared, UnusableFamily,
+        netlink::{DryRun, Worker},
+    },
     object::Object,
     plan::{Drain, plan},
     set::{self, SetContent, SetId},
@@ -371,9 +374,9 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
     }
 }
 
-impl DryRunPlane for IpvsDataPlane<DryRun> {
-    fn discard(&mut self) {
-        self.kernel.take();
+impl DryRunPlane for IpvsDataPlane<Netlink> {
+    async fn begin_dry_run(&mut self) -> Result<()> {
+        self.kernel.run(Worker::begin_dry_run).await
     }
 
     async fn differences(
@@ -382,7 +385,7 @@ impl DryRunPlane for IpvsDataPlane<DryRun> {
         _: &VipOwnership,
         applied: &AppliedState,
     ) -> Result<Vec<Difference>> {
-        let (mut differences, operations) = self.kernel.take();
+        let DryRun { base: mut differences, operations } = self.kernel.run(Worker::take_dry_run).await?;
         let before = self.kernel.list(self.ours(state)).await.context("list our objects")?.objects;
         let objects = operations.iter().map(|operation| *operation.object()).collect();
         differences.extend(describe::differences(&operations, &before, &applied.owners(&objects)));

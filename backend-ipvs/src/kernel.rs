@@ -1,7 +1,6 @@
-//! The interface to the kernel: prepare it, list our objects, change them. Implemented over netlink, as a dry run, and
-//! for tests as a fake that checks what the kernel checks.
+//! The interface to the kernel: prepare it, list our objects, change them. Implemented over netlink, and for
+//! tests as a fake that checks what the kernel checks.
 
-mod dry_run;
 #[cfg(any(test, feature = "testing"))]
 #[cfg_attr(not(test), allow(dead_code, reason = "tests use all of it"))]
 pub(crate) mod fake;
@@ -31,7 +30,6 @@ use crate::{
     set::{self, SetContent, SetId},
     settings::Arp,
 };
-pub(crate) use dry_run::DryRun;
 pub(crate) use netlink::Netlink;
 
 /// The device that has the VIPs. It is ours while a set of ours exists.

@@ -59,7 +59,7 @@ use proto::model::IpFamily;
 use data_plane::IpvsDataPlane;
 pub use kernel::rules::{count_chains, remove_chains};
 use kernel::{
-    DryRun, Kernel as _, Netlink, Ours,
+    Kernel as _, Netlink, Ours,
     netlink::{Worker, open as open_kernel},
     rules,
 };
@@ -72,23 +72,12 @@ pub use view::{Destination, ServerMatch, VirtualServer};
 /// The IPVS backend.
 pub type Ipvs = Driver<IpvsDataPlane<Netlink>>;
 
-/// The IPVS backend as one that writes nothing, and loads no module.
-pub type IpvsPreview = Driver<IpvsDataPlane<DryRun>>;
-
 /// Opens the backend for the network namespace of the calling thread. It changes nothing before the first reconcile.
 ///
 /// # Errors
 /// When a netlink socket could not be opened or a thread not be started.
 pub fn open(settings: Settings) -> Result<Ipvs> {
     Ok(Driver::new(IpvsDataPlane::new(open_kernel(settings.iptables.clone())?, settings)))
-}
-
-/// Opens the backend as one that writes nothing, as [`open`] does.
-///
-/// # Errors
-/// See [`open`].
-pub fn open_preview(settings: Settings) -> Result<IpvsPreview> {
-    Ok(Driver::new(IpvsDataPlane::new(DryRun::new(open_kernel(settings.iptables.clone())?), settings)))
 }
 
 /// The families that we have programmed; none if iptables is not installed.

@@ -24,7 +24,7 @@ use crate::{
     desired::{Base, EndpointKeys, Update, base, desired},
     edits::PlannedUpdate,
     element::Affinity,
-    kernel::{DryRun, Kernel},
+    kernel::{Kernel, Netlink},
     observed::{Observed, ObservedTable},
     operation::{Operation, Repairs},
     plan::Plan,
@@ -287,9 +287,10 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
     }
 }
 
-impl DryRunPlane for NftDataPlane<DryRun> {
-    fn discard(&mut self) {
-        self.kernel.take();
+impl DryRunPlane for NftDataPlane<Netlink> {
+    async fn begin_dry_run(&mut self) -> Result<()> {
+        self.kernel.begin_dry_run();
+        Ok(())
     }
 
     async fn differences(
@@ -298,6 +299,6 @@ impl DryRunPlane for NftDataPlane<DryRun> {
         ownership: &VipOwnership,
         _: &AppliedState,
     ) -> Result<Vec<Difference>> {
-        Ok(differences(self.kernel.take(), |family, vip| ownership.owner(family, vip)))
+        Ok(differences(self.kernel.take_recorded(), |family, vip| ownership.owner(family, vip)))
     }
 }

@@ -1,7 +1,6 @@
-//! The interface to the kernel: list our tables, commit a transaction. Implemented over netlink, as a dry run, and for
-//! tests as a fake that checks what the kernel checks.
+//! The interface to the kernel: list our tables, commit a transaction. Implemented over netlink, and for tests as
+//! a fake that checks what the kernel checks.
 
-mod dry_run;
 mod encode;
 #[cfg(any(test, feature = "testing"))]
 #[cfg_attr(not(test), allow(dead_code, reason = "tests use all of it"))]
@@ -17,7 +16,6 @@ use backend::{Drift, driver::Rejection};
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{desired::EndpointKeys, operation::Operation};
-pub(crate) use dry_run::DryRun;
 pub(crate) use listing::{Listing, serves};
 pub(crate) use netlink::Netlink;
 

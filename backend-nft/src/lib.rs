@@ -86,15 +86,12 @@ use proto::model::IpFamily;
 
 use data_plane::{NftDataPlane, delete_tables};
 pub use desired::is_own_table;
-use kernel::{DryRun, Kernel, Netlink};
+use kernel::{Kernel, Netlink};
 #[cfg(feature = "testing")]
 pub use memory::Memory;
 
 /// The nftables backend.
 pub type Nft = Driver<NftDataPlane<Netlink>>;
-
-/// The nftables backend as a dry run.
-pub type NftPreview = Driver<NftDataPlane<DryRun>>;
 
 /// Opens the backend for the network namespace of the calling thread. It changes nothing before the first reconcile.
 ///
@@ -102,14 +99,6 @@ pub type NftPreview = Driver<NftDataPlane<DryRun>>;
 /// If a netlink socket cannot be opened or a thread cannot be started.
 pub fn open(options: DataplaneOptions) -> Result<Nft> {
     Ok(Driver::new(NftDataPlane::new(Netlink::open()?, options)))
-}
-
-/// Opens the backend as a dry run, as [`open`] does.
-///
-/// # Errors
-/// See [`open`].
-pub fn open_preview(options: DataplaneOptions) -> Result<NftPreview> {
-    Ok(Driver::new(NftDataPlane::new(DryRun::new(Netlink::open()?), options)))
 }
 
 /// The families for which the kernel contains a table of ours.

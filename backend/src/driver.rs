@@ -481,12 +481,13 @@ impl<P: DataPlane> Backend for Driver<P> {
 }
 
 impl<P: DryRunPlane> Driver<P> {
-    /// Computes what a reconcile would write, and writes nothing.
+    /// Computes what a reconcile would write. This driver writes nothing from then on.
     ///
     /// # Errors
     /// When the kernel could not be read.
     pub async fn preview(&mut self, state: &NodeState) -> Result<PreviewReport> {
-        self.plane.discard();
+        self.plane.begin_dry_run().await?;
+        self.applied = None;
         self.is_unlimited = true;
         let mut report = self.reconcile(state).await?;
         while report.unfinished.is_some() {

@@ -1,13 +1,14 @@
 //! The kernel, through the iptables programs of one variant.
 
 use std::{
-    fs,
+    collections::BTreeMap,
+    fs, mem,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
 use backend::driver::{NfTablesWatch, Touched};
-use iptables::{Program, RestoreError, Tools, Variant, VariantSelection};
+use iptables::{Program, RestoreError, Ruleset, Tools, Variant, VariantSelection};
 use netlink::nft::{NftEvent, TableFamily};
 use proto::model::IpFamily;
 use tracing::info;
@@ -51,14 +52,48 @@ pub struct IptablesKernel {
     next: IpFamily,
     /// When that is. Kept when the wait is cancelled.
     due: Option<Instant>,
+    /// What a dry run would have written; `None`: this is no dry run.
+    dry_run: Option<DryRun>,
+}
+
+/// What would be written. Scripts are executed on a copy of the rules.
+#[derive(Debug, Default)]
+pub(crate) struct DryRun {
+    pub(crate) rules: BTreeMap<IpFamily, BeforeAfter>,
+    /// The new setting of `route_localnet`, if it would change.
+    pub(crate) localnet: Option<bool>,
+}
+
+/// The rules of a family, as they are and as they would be.
+#[derive(Debug)]
+pub(crate) struct BeforeAfter {
+    pub(crate) before: Ruleset,
+    pub(crate) after: Ruleset,
 }
 
 // === impl IptablesKernel ===
 
 impl IptablesKernel {
     pub(crate) fn new(variant: impl Into<VariantSelection>) -> Self {
-        let tools = Tools::new(variant);
-        Self { tools, watch: None, last_saved: None, save_time: Duration::ZERO, next: IpFamily::V4, due: None }
+        Self {
+            tools: Tools::new(variant),
+            watch: None,
+            last_saved: None,
+            save_time: Duration::ZERO,
+            next: IpFamily::V4,
+            due: None,
+            dry_run: None,
+        }
+    }
+
+    /// Writes nothing from now on, and shows the effect instead.
+    pub(crate) fn begin_dry_run(&mut self) {
+        self.dry_run = Some(DryRun::default());
+    }
+
+    /// Takes what would have been written.
+    pub(crate) fn take_dry_run(&mut self) -> DryRun {
+        self.dry_run.as_mut().map(mem::take).unwrap_or_default()
     }
 
     /// Whether there is any iptables.
@@ -75,10 +110,9 @@ impl IptablesKernel {
         }
         self.tools.program(family).await
     }
-}
 
-impl Kernel for IptablesKernel {
-    async fn save(&mut self, family: IpFamily) -> Result<Option<String>> {
+    /// What `iptables-save` prints.
+    async fn read(&mut self, family: IpFamily) -> Result<Option<String>> {
         self.detect(family).await?;
         if self.tools.has_saved(family) {
             return self.tools.save(family).await;
@@ -93,6 +127,21 @@ impl Kernel for IptablesKernel {
         let saved = self.tools.save(family).await?;
         let took = begun.elapsed();
         self.save_time = if took < self.save_time { took } else { (self.save_time * 3 + took) / 4 };
+        Ok(saved)
+    }
+}
+
+impl Kernel for IptablesKernel {
+    async fn save(&mut self, family: IpFamily) -> Result<Option<String>> {
+        let written = self.dry_run.as_ref().and_then(|dry_run| dry_run.rules.get(&family));
+        if let Some(BeforeAfter { after, .. }) = written {
+            return Ok(Some(after.to_string()));
+        }
+        let saved = self.read(family).await?;
+        if let (Some(dry_run), Some(saved)) = (&mut self.dry_run, &saved) {
+            let before = Ruleset::parse(saved)?;
+            dry_run.rules.insert(family, BeforeAfter { after: before.clone(), before });
+        }
         Ok(saved)
     }
 
@@ -112,6 +161,12 @@ impl Kernel for IptablesKernel {
     }
 
     async fn restore(&mut self, family: IpFamily, script: &Script) -> Result<(), RestoreError> {
+        if let Some(dry_run) = &mut self.dry_run {
+            if let Some(BeforeAfter { after, .. }) = dry_run.rules.get_mut(&family) {
+                after.execute(script.text());
+            }
+            return Ok(());
+        }
         self.detect(family).await.map_err(RestoreError::Failed)?;
         let Some(watch) = &mut self.watch else { return self.tools.restore(family, script).await };
         // The notifications of the program do not tell that they are our own; its transactions are counted instead.
@@ -127,7 +182,12 @@ impl Kernel for IptablesKernel {
 
     fn route_localnet(&mut self, is_routed: bool) -> Result<()> {
         let observed = routes_localnet()?;
-        if observed != is_routed {
+        if observed == is_routed {
+            return Ok(());
+        }
+        if let Some(dry_run) = &mut self.dry_run {
+            dry_run.localnet = Some(is_routed);
+        } else {
             fs::write(ROUTE_LOCALNET, u8::from(is_routed).to_string())
                 .with_context(|| format!("write {ROUTE_LOCALNET}"))?;
             let (was, now) = (u8::from(observed), u8::from(is_routed));
@@ -164,7 +224,7 @@ impl Kernel for IptablesKernel {
 }
 
 /// Whether the kernel routes packets between loopback addresses and other hosts.
-pub(super) fn routes_localnet() -> Result<bool> {
+fn routes_localnet() -> Result<bool> {
     let value = fs::read_to_string(ROUTE_LOCALNET).with_context(|| format!("read {ROUTE_LOCALNET}"))?;
     Ok(value.trim() != "0")
 }

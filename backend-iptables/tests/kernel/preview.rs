@@ -4,13 +4,13 @@ use backend::{
     DifferenceKind,
     testing::{History, mk_key, mk_state},
 };
-use backend_iptables::IptablesPreview;
+use backend_iptables::Iptables;
 use iptables::Variant;
 
 use super::support::{options, reconcile, run, saved, tool};
 
-fn preview(variant: Variant) -> IptablesPreview {
-    backend_iptables::open_preview(options(), Some(variant))
+fn preview(variant: Variant) -> Iptables {
+    backend_iptables::open(options(), Some(variant))
 }
 
 #[test]

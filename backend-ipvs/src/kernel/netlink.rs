@@ -6,11 +6,12 @@ mod retire;
 
 use std::{
     collections::{HashMap, HashSet},
+    mem,
     net::IpAddr,
 };
 
 use anyhow::{Context, Result};
-use backend::{InstalledObject, driver::WorkerThread};
+use backend::{Difference, InstalledObject, driver::WorkerThread};
 use iptables::VariantSelection;
 use netlink::{
     ipset,
@@ -45,12 +46,21 @@ pub struct Worker {
     ipvs: Option<ipvs::IpvsHandle>,
     ipset: ipset::IpsetHandle,
     iptables: Iptables,
+    /// What a dry run would have written; `None`: this is no dry run.
+    dry_run: Option<DryRun>,
+}
+
+/// What would be written: the base objects, and the operations.
+#[derive(Debug, Default)]
+pub(crate) struct DryRun {
+    pub(crate) base: Vec<Difference>,
+    pub(crate) operations: Vec<Operation>,
 }
 
 /// Opens the network namespace of the calling thread.
 pub(crate) fn open(iptables: VariantSelection) -> Result<Netlink> {
     let ipset = ipset::IpsetHandle::open().context("open a socket for sets")?;
-    WorkerThread::spawn("ipvs", Worker { ipvs: None, ipset, iptables: Iptables::new(iptables) })
+    WorkerThread::spawn("ipvs", Worker { ipvs: None, ipset, iptables: Iptables::new(iptables), dry_run: None })
 }
 
 impl Kernel for Netlink {
@@ -92,6 +102,16 @@ impl Kernel for Netlink {
 }
 
 impl Worker {
+    /// Writes nothing from now on, and loads no module.
+    pub(crate) fn begin_dry_run(&mut self) {
+        self.dry_run = Some(DryRun::default());
+    }
+
+    /// Takes what would have been written.
+    pub(crate) fn take_dry_run(&mut self) -> DryRun {
+        self.dry_run.as_mut().map(mem::take).unwrap_or_default()
+    }
+
     /// See [`Kernel::list`]; no objects while IPVS is not loaded.
     pub(super) fn list(&mut self, ours: &Ours) -> Result<Listing> {
         let mut objects = Objects::new();

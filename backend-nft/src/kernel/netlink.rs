@@ -3,7 +3,10 @@
 #[cfg(test)]
 mod tests;
 
-use std::time::{Duration, Instant};
+use std::{
+    mem,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result};
 use backend::{
@@ -33,6 +36,8 @@ use crate::{
 pub struct Netlink {
     worker: WorkerThread<Worker>,
     watch: NfTablesWatch,
+    /// The operations of a dry run, which executes none; `None`: this is no dry run.
+    recorded: Option<Vec<(IpFamily, Operation)>>,
 }
 
 /// During a transaction that writes more objects, notifications are not received.
@@ -56,7 +61,17 @@ impl Netlink {
         let handle = NftHandle::open().context("open a netlink socket")?;
         let watch = NfTablesWatch::open(Some(handle.port()), touched)?;
         let worker = WorkerThread::spawn("nftables", Worker { handle, names: ObjectNames::new() })?;
-        Ok(Self { worker, watch })
+        Ok(Self { worker, watch, recorded: None })
+    }
+
+    /// Records operations from now on, instead of executing them.
+    pub(crate) fn begin_dry_run(&mut self) {
+        self.recorded = Some(Vec::new());
+    }
+
+    /// Takes what was recorded.
+    pub(crate) fn take_recorded(&mut self) -> Vec<(IpFamily, Operation)> {
+        self.recorded.as_mut().map(mem::take).unwrap_or_default()
     }
 }
 
@@ -86,6 +101,10 @@ impl Kernel for Netlink {
     }
 
     async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Result<Duration, Rejection>> {
+        if let Some(recorded) = &mut self.recorded {
+            recorded.extend(operations);
+            return Ok(Ok(Duration::ZERO));
+        }
         let writes: usize = operations.iter().map(|(_, operation)| operation.writes()).sum();
         let is_large = writes > MAX_NOTIFIED_WRITES;
         if is_large {

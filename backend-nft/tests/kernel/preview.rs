@@ -8,8 +8,8 @@ use netlink::nft::NftHandle;
 
 use super::support::{nft, options, reconcile, run};
 
-fn preview() -> backend_nft::NftPreview {
-    backend_nft::open_preview(options()).unwrap()
+fn preview() -> backend_nft::Nft {
+    backend_nft::open(options()).unwrap()
 }
 
 /// The number of transactions in this network namespace.

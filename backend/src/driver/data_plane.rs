@@ -108,10 +108,13 @@ pub trait DataPlane: Send + 'static {
     }
 }
 
-/// A [`DataPlane`] whose kernel is only read, and records what would be written.
+/// A [`DataPlane`] that can record what would be written, instead of writing it.
 pub trait DryRunPlane: DataPlane {
-    /// Discards what was recorded.
-    fn discard(&mut self);
+    /// Writes nothing to the kernel from now on. Discards what was recorded before.
+    ///
+    /// # Errors
+    /// When the kernel's interface has failed. Nothing may be written then either.
+    fn begin_dry_run(&mut self) -> impl Future<Output = Result<()>> + Send;
 
     /// Describes what was recorded, and discards it.
     ///

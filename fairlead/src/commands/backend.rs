@@ -108,9 +108,9 @@ fn spawn(
     let other_modes = OtherModes::new(mode, &settings);
     let process = BackendProcess { mode, other_modes, common, config, registries, drains };
     if is_shadow {
-        with_backend!(open_preview, mode, settings, |preview| process.spawn(Shadow::new(preview), connect, tasks))
+        with_backend!(mode, settings, |backend| process.spawn(Shadow::new(backend), connect, tasks))
     } else {
-        with_backend!(open, mode, settings, |backend| process.spawn(backend, connect, tasks))
+        with_backend!(mode, settings, |backend| process.spawn(backend, connect, tasks))
     }
 }
 

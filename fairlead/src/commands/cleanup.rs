@@ -88,7 +88,7 @@ async fn remove(name: BackendName, settings: DataplaneSettings, report: &mut Cle
     if name == BackendName::Iptables {
         return remove_iptables(settings.variant.wanted(), report).await;
     }
-    with_backend!(open, name, settings, |mut backend| {
+    with_backend!(name, settings, |mut backend| {
         report.removed.extend(backend.installed_objects().await?);
         if !report.dry_run {
             backend.cleanup().await?;

@@ -25,23 +25,23 @@ impl DataplaneSettings {
     }
 }
 
-/// Opens the named backend (`open`), or its preview (`open_preview`), and passes it on: each has its own type.
+/// Opens the named backend and passes it on: each has its own type.
 macro_rules! with_backend {
-    ($open:ident, $name:expr, $settings:expr, |$backend:pat_param| $then:expr) => {{
+    ($name:expr, $settings:expr, |$backend:pat_param| $then:expr) => {{
         use anyhow::Context as _;
         let $crate::commands::dataplanes::DataplaneSettings { options, variant, ipvs } = $settings;
         match $name {
             $crate::config::BackendName::Nftables => {
-                let opened = backend_nft::$open(options);
+                let opened = backend_nft::open(options);
                 let $backend = opened.context("cannot open a netlink socket for nf_tables")?;
                 $then
             }
             $crate::config::BackendName::Iptables => {
-                let $backend = backend_iptables::$open(options, variant);
+                let $backend = backend_iptables::open(options, variant);
                 $then
             }
             $crate::config::BackendName::Ipvs => {
-                let opened = backend_ipvs::$open(ipvs.settings(options, variant));
+                let opened = backend_ipvs::open(ipvs.settings(options, variant));
                 let $backend = opened.context("cannot open a netlink socket for IPVS")?;
                 $then
             }

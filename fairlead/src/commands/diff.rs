@@ -51,7 +51,7 @@ pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode> {
         return Ok(ExitCode::of_check(report.is_as_documented()));
     };
     let settings = DataplaneSettings::new(options, iptables, ipvs);
-    let previewed = with_backend!(open_preview, backend, settings, |mut preview| preview.preview(&state).await?);
+    let previewed = with_backend!(backend, settings, |mut backend| backend.preview(&state).await?);
     let report = DiffReport::new(backend.name(), &node, previewed);
     print::value(view.output, &report, || report.text())?;
     Ok(ExitCode::of_check(report.is_empty()))

@@ -27,7 +27,8 @@ const LOGGED_DIFFERENCES: usize = 20;
 
 /// The shadow of a backend.
 pub(super) struct Shadow<P: DryRunPlane> {
-    preview: Driver<P>,
+    /// Only previews are computed, so it writes nothing.
+    backend: Driver<P>,
     /// When the next comparison may start.
     not_before: Instant,
     /// When it starts without a commit.
@@ -43,15 +44,15 @@ struct Comparison {
 }
 
 impl<P: DryRunPlane> Shadow<P> {
-    pub(super) fn new(preview: Driver<P>) -> Self {
+    pub(super) fn new(backend: Driver<P>) -> Self {
         let now = Instant::now();
-        Self { preview, not_before: now, compare_at: now + COMPARE_INTERVAL, logged: None }
+        Self { backend, not_before: now, compare_at: now + COMPARE_INTERVAL, logged: None }
     }
 
     async fn compare(&mut self, state: &NodeState) -> Result<SyncReport> {
         sleep_until(self.not_before).await;
         let start = Instant::now();
-        let PreviewReport { differences, failures } = self.preview.preview(state).await?;
+        let PreviewReport { differences, failures } = self.backend.preview(state).await?;
         let report = kube_proxy::compare(state).await.context("cannot read the rules of kube-proxy")?;
         self.not_before = Instant::now() + start.elapsed() * (MAX_SHARE - 1);
         self.compare_at = Instant::now() + COMPARE_INTERVAL;
@@ -99,7 +100,7 @@ impl<P: DryRunPlane> Backend for Shadow<P> {
     /// A shadow has no objects in the kernel that could drift. But other programs may change what would be written.
     async fn drifted(&mut self) -> Drift {
         tokio::select! {
-            _ = self.preview.drifted() => {}
+            _ = self.backend.drifted() => {}
             () = sleep_until(self.compare_at) => {}
         }
         Drift::Possible

@@ -57,6 +57,10 @@ enum BatchKind {
 impl Worker {
     /// See [`super::Kernel::commit`].
     pub(super) fn commit(&mut self, operations: &[Operation]) -> Result<Vec<Rejected>> {
+        if let Some(dry_run) = &mut self.dry_run {
+            dry_run.operations.extend_from_slice(operations);
+            return Ok(Vec::new());
+        }
         let mut rejected = Vec::new();
         let mut done = 0;
         for run in operations.chunk_by(|one, other| batch_kind(one) == batch_kind(other)) {

@@ -39,11 +39,11 @@ const REPLACES_REUSED: (u32, u32) = (5, 9);
 const STRICT_ARP: [(&str, &str); 2] = [("ipv4/conf/all/arp_ignore", "1"), ("ipv4/conf/all/arp_announce", "2")];
 
 /// A prerequisite that is missing or differs.
-pub(in crate::kernel) struct Missing {
+struct Missing {
     /// What a preview shows.
-    pub(in crate::kernel) difference: Difference,
+    difference: Difference,
     /// The number of writes that `supply` makes.
-    pub(in crate::kernel) writes: usize,
+    writes: usize,
     /// The family that needs it; `None`: both.
     family: Option<IpFamily>,
     supply: Supply,
@@ -71,8 +71,18 @@ impl Missing {
 impl Worker {
     /// See [`super::Kernel::prepare`].
     pub(super) fn prepare(&mut self, base: &Base) -> Result<Prepared> {
-        self.ipvs()?;
+        if self.dry_run.is_none() {
+            // Loads the module.
+            self.ipvs()?;
+        }
         let (missing, unusable) = self.missing(base)?;
+        if let Some(dry_run) = &mut self.dry_run {
+            let writes = missing.len();
+            if unusable.is_empty() {
+                dry_run.base.extend(missing.into_iter().map(|missing| missing.difference));
+            }
+            return Ok(Prepared { writes, unusable });
+        }
         let mut prepared = Prepared { writes: 0, unusable };
         for Missing { writes, family, supply, .. } in missing {
             match (supply(self), family) {
@@ -91,7 +101,7 @@ impl Worker {
 
     /// The prerequisites that [`Self::prepare`] would create or change, in this order, and the families that cannot be
     /// prepared. Changes nothing and loads no module.
-    pub(in crate::kernel) fn missing(&mut self, base: &Base) -> Result<(Vec<Missing>, Vec<UnusableFamily>)> {
+    fn missing(&mut self, base: &Base) -> Result<(Vec<Missing>, Vec<UnusableFamily>)> {
         let (mut missing, mut unusable) = (Vec::new(), Vec::new());
         let mut rules = PerFamily::from_fn(|family| Some(&base.rules[family]).filter(|rules| !rules.is_empty()));
         if rules.v6.is_some()

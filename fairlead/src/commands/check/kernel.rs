@@ -74,7 +74,7 @@ fn program_sample(backend: BackendName) -> Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let state = sample_state();
         let settings = DataplaneSettings::default();
-        runtime.block_on(async { with_backend!(open, backend, settings, |backend| program(backend, &state).await) })
+        runtime.block_on(async { with_backend!(backend, settings, |backend| program(backend, &state).await) })
     };
     let thread = thread::Builder::new().name("probe".to_owned()).spawn(work).context("cannot start a thread")?;
     thread.join().map_err(|_| anyhow!("the backend panicked"))?
