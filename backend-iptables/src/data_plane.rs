@@ -20,13 +20,13 @@ use tracing::warn;
 
 use crate::{
     applied::AppliedState,
+    content::Content,
     describe::{chain_owners, differences},
     desired::{Base, Desired, RuleContext, base, desired},
     kernel::{IptablesKernel, Kernel, Suspicion},
     observed::Observed,
     plan::{FamilyUpdate, PartialPlan, Plan, Script, complete_base, remove, remove_unshared},
     table::TABLES,
-    unclaimed::Unclaimed,
 };
 
 /// What happens to the setting `route_localnet` when the rules that protect loopback addresses are removed.
@@ -130,12 +130,12 @@ impl<K: Kernel> IptablesDataPlane<K> {
     /// Reads the rules of the families again, after a script was rejected: a part of it may have been committed, for
     /// these service ports.
     async fn read_again(&mut self, applied: &mut AppliedState, service_ports: &[ServicePortKey]) -> Result<()> {
-        let mut unclaimed = PerFamily::<Unclaimed>::default();
+        let mut content = PerFamily::<Content>::default();
         for family in self.families.iter() {
             let observed = observe(&mut self.kernel, family).await?.context("iptables is not installed any more")?;
-            unclaimed[family] = Unclaimed::of(&observed, &applied.base[family]);
+            content[family] = Content::of(&observed, &applied.base[family]);
         }
-        applied.read_again(unclaimed, service_ports);
+        applied.read_again(content, service_ports);
         Ok(())
     }
 
@@ -180,7 +180,7 @@ impl<K: Kernel> IptablesDataPlane<K> {
     }
 
     /// Reads a family and programs its base ruleset. `None`: it is not programmed.
-    async fn observe_family(&mut self, family: IpFamily, base: &mut Base) -> Result<Option<(usize, Unclaimed)>> {
+    async fn observe_family(&mut self, family: IpFamily, base: &mut Base) -> Result<Option<(usize, Content)>> {
         let observed = match observe(&mut self.kernel, family).await {
             Ok(Some(observed)) => observed,
             Ok(None) => {
@@ -194,7 +194,7 @@ impl<K: Kernel> IptablesDataPlane<K> {
             }
         };
         match self.program_base(family, &observed, base).await {
-            Ok(writes) => Ok(Some((writes, Unclaimed::of(&observed, base)))),
+            Ok(writes) => Ok(Some((writes, Content::of(&observed, base)))),
             Err(RestoreError::Rejected { reason, .. }) => {
                 let reason = format!("the kernel rejected the base ruleset: {reason}");
                 self.families.failed(family, reason)?;
@@ -214,15 +214,15 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
     async fn observe(&mut self, state: &NodeState, _: &VipOwnership) -> Result<Synced<AppliedState>> {
         let mut base = self.base(state);
         self.families.retry_due();
-        let (mut writes, mut unclaimed) = (0, PerFamily::<Unclaimed>::default());
+        let (mut writes, mut content) = (0, PerFamily::<Content>::default());
         for family in self.families.iter().collect::<Vec<_>>() {
             if let Some((written, found)) = self.observe_family(family, &mut base[family]).await? {
                 writes += written;
-                unclaimed[family] = found;
+                content[family] = found;
             }
         }
         self.families.programmed();
-        Ok(Synced { applied: AppliedState::new(base, unclaimed), writes })
+        Ok(Synced { applied: AppliedState::new(base, content), writes })
     }
 
     fn budget(&self, applied: &AppliedState) -> usize {
@@ -398,16 +398,12 @@ fn committed(
             desired[family] = plan.installed[index].take();
             is_unfinished |= plan.unfinished[index];
         }
-        applied.commit(ServicePortUpdate { key: key.clone(), desired });
+        applied.service_ports.commit(ServicePortUpdate { key: key.clone(), desired });
         unfinished.extend(is_unfinished.then(|| key.clone()));
     }
-    for family in IpFamily::ALL {
-        let Some(plan) = plans[family].take() else { continue };
-        applied.commit_users(family, plan.users);
-        applied.unclaimed[family].remove(&plan.claims);
-        applied.emptied[family].extend(plan.emptied);
-        for (spec, chain) in plan.unclaimed {
-            applied.unclaimed[family].add_chain(spec.table, &spec.name, chain);
+    for (family, plan) in plans {
+        if let Some(plan) = plan {
+            applied.content[family].commit(plan.changes);
         }
     }
     unfinished

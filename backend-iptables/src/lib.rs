@@ -21,12 +21,13 @@
 //! that a change costs what it is, not what the cluster is. At the start, after a failure and after a change by another
 //! process, the rules are compared as text, and only what differs is written: a restart writes nothing.
 //!
-//! How a change becomes scripts for `iptables-restore`, from the inside out: `names` (of chains), `table`, `size`,
-//! `desired`, `observed`, `unclaimed` (what was observed and belongs to no service port yet), `applied` (with `desired`
-//! and `observed` the three states), `plan` (the difference, in a safe order), `kernel`; `data_plane` puts them
-//! together for the driver.
+//! How a change becomes scripts for `iptables-restore`, from the inside out: `names` (of chains), `table`,
+//! `desired`, `observed`, `content` (what the kernel contains, with the service ports that need it), `applied` (with
+//! `desired` and `observed` the three states), `plan` (the difference, in a safe order), `kernel`; `data_plane` puts
+//! them together for the driver.
 
 mod applied;
+mod content;
 mod data_plane;
 mod describe;
 mod desired;
@@ -38,9 +39,7 @@ mod memory;
 mod names;
 mod observed;
 mod plan;
-mod size;
 mod table;
-mod unclaimed;
 
 use anyhow::Result;
 use backend::{dataplane::DataplaneOptions, driver::Driver, read_rules};

@@ -82,11 +82,6 @@ impl SharedChain {
         Self::ALL.into_iter().find(|shared| shared.table() == table && shared.chain() == chain)
     }
 
-    /// Whether several service ports may need the same rule.
-    pub(crate) const fn allows_duplicates(self) -> bool {
-        matches!(self, Self::HealthPorts | Self::ClusterIps)
-    }
-
     /// The hashes of the chain and of its rules, in any order.
     pub(crate) fn hashes<'a>(self, rules: impl IntoIterator<Item = &'a String>) -> impl Iterator<Item = ContentHash> {
         let chain = ContentHash::of::<&str>(self.table(), self.chain(), &[]);

@@ -1,6 +1,9 @@
 //! The difference between the applied state and an update of some service ports, or the first part of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use backend::driver::{ServicePortUpdate, Unneeded};
 use iptables::{ChainSpec, Table};
@@ -12,10 +15,10 @@ use super::{
     steps::{Step, StepOrder, steps, unneeded_steps},
 };
 use crate::{
-    applied::{AppliedState, Installed, InstalledChain, UserChanges},
+    applied::AppliedState,
+    content::{ChainContent, ChainKey, Content, ContentChanges, Installed, LineContent, LineKey},
     desired::{Base, Desired},
-    table::{ContentHash, SharedChain},
-    unclaimed::{Claims, UnclaimedChain},
+    table::SharedChain,
 };
 
 /// With more deletions a shared chain is written anew: the kernel, or iptables-nft for it, compares a deleted rule with
@@ -44,12 +47,7 @@ pub(crate) struct PartialPlan {
     pub(crate) installed: Vec<Option<Installed>>,
     /// Whether a service port needs further transactions.
     pub(crate) unfinished: Vec<bool>,
-    pub(crate) users: UserChanges,
-    pub(crate) claims: Claims,
-    /// Base chains that are not needed any more.
-    pub(crate) unclaimed: Vec<(ChainSpec, UnclaimedChain)>,
-    /// Chains that are empty afterwards, because rules of other programs jump to them.
-    pub(crate) emptied: Vec<ContentHash>,
+    pub(crate) changes: ContentChanges,
     deletions: BTreeMap<SharedChain, usize>,
 }
 
@@ -69,8 +67,8 @@ impl FamilyUpdate<'_> {
         let mut result = PartialPlan::default();
         if let Some(base) = self.base {
             for chain in rebase(&mut result.plan, &self.applied.base[self.family], base) {
-                let (hash, rules) = (ContentHash::of_chain(&chain), chain.rules.len() as u32);
-                result.unclaimed.push((chain, UnclaimedChain { hash, rules, is_used: false }));
+                let unneeded = ChainContent { is_needed: false, ..ChainContent::of(&chain) };
+                result.changes.chains.insert((chain.table, Arc::from(chain.name)), Some(unneeded));
             }
         }
         let steps = self.steps();
@@ -90,11 +88,14 @@ impl FamilyUpdate<'_> {
         for owner in skipped.iter().filter_map(|step| step.owner) {
             result.unfinished[owner as usize] = true;
         }
-        let updates = (0..).zip(self.updates).zip(&result.unfinished);
-        let installed = updates.map(|((owner, update), is_unfinished)| match is_unfinished {
-            true => self.after(owner, executed),
-            false => update.desired[self.family].as_ref().map(Installed::from),
-        });
+        let mut of_updates: Vec<Vec<&Step<'_>>> = vec![Vec::new(); self.updates.len()];
+        for OrderedStep { owner, step, .. } in executed {
+            if let Some(owner) = owner {
+                of_updates[*owner as usize].push(step);
+            }
+        }
+        let updates = self.updates.iter().zip(of_updates).zip(&result.unfinished);
+        let installed = updates.map(|((update, steps), is_unfinished)| self.after(update, &steps, *is_unfinished));
         result.installed = installed.collect();
         result
     }
@@ -104,196 +105,160 @@ impl FamilyUpdate<'_> {
         let (mut result, mut lines) = (PartialPlan::default(), 0);
         for OrderedStep { owner, step, .. } in self.steps() {
             lines += self.lines(&result, owner, &step);
-            if let Step::DeleteLine(shared, _) = step {
+            if let Step::DeleteLine((shared, _)) = step {
                 *result.deletions.entry(shared).or_default() += 1;
             }
         }
         lines
     }
 
+    fn content(&self) -> &Content {
+        &self.applied.content[self.family]
+    }
+
     /// All steps, in order.
     fn steps(&self) -> Vec<OrderedStep<'_>> {
-        let unclaimed = &self.applied.unclaimed[self.family];
         let mut all = Vec::new();
         for (owner, update) in (0..).zip(self.updates) {
             let old = self.applied.service_ports.get(&update.key, self.family);
-            let steps = steps(old, update.desired[self.family].as_ref(), unclaimed);
+            let steps = steps(old, update.desired[self.family].as_ref(), self.content());
             all.extend(steps.into_iter().map(|(order, step)| OrderedStep { order, owner: Some(owner), step }));
         }
         if self.unneeded == Unneeded::Delete {
             let desired = self.updates.iter().filter_map(|update| update.desired[self.family].as_ref());
-            let steps = unneeded_steps(unclaimed, desired);
+            let steps = unneeded_steps(self.content(), desired);
             all.extend(steps.into_iter().map(|(order, step)| OrderedStep { order, owner: None, step }));
         }
         all.sort_by_key(|step| step.order);
         all
     }
 
-    /// How many service ports need a line after the executed steps.
-    fn users(&self, result: &PartialPlan, shared: SharedChain, line: &str) -> u32 {
-        let change = result.users.get(&(shared, line.to_owned())).copied().unwrap_or_default();
-        self.applied.users(self.family, shared, line).saturating_add_signed(change)
-    }
-
-    /// How often the kernel contains a line that no service port has claimed, after the executed steps.
-    fn unclaimed(&self, result: &PartialPlan, shared: SharedChain, line: &str) -> u32 {
-        let unclaimed = &self.applied.unclaimed[self.family];
-        let claimed = || result.claims.lines.get(&(shared, line.to_owned())).copied().unwrap_or_default();
-        match unclaimed.line(shared, line) {
-            0 => 0,
-            count => count.saturating_sub(claimed()),
-        }
-    }
-
-    /// Whether a step changes the kernel: another service port may need the same line.
-    fn writes_line(&self, result: &PartialPlan, owner: Owner, step: &Step<'_>) -> bool {
-        match *step {
-            Step::AddLine(shared, line) => {
-                let is_first = !shared.allows_duplicates() || self.users(result, shared, line) == 0;
-                is_first && self.unclaimed(result, shared, line) == 0
-            }
-            Step::DeleteLine(shared, line) => {
-                owner.is_none() || !shared.allows_duplicates() || self.users(result, shared, line) == 1
-            }
-            _ => false,
-        }
+    /// A rule of a shared chain after the executed steps.
+    fn line(&self, result: &PartialPlan, key: &LineKey) -> LineContent {
+        result.changes.lines.get(key).copied().unwrap_or_else(|| self.content().line(key))
     }
 
     /// About how many lines a step is.
     fn lines(&self, result: &PartialPlan, owner: Owner, step: &Step<'_>) -> usize {
-        match *step {
-            Step::WriteChain(chain, _) => 1 + chain.rules.len(),
-            Step::KeepChain(..) => 0,
-            Step::DeleteChain(..) => 2,
-            Step::EmptyChain(table, name) => usize::from(self.has_rules(table, name)),
-            Step::AddLine(..) | Step::DeleteLine(..) if !self.writes_line(result, owner, step) => 0,
-            Step::AddLine(..) => 1,
+        match step {
+            Step::WriteChain(_, chain) => 1 + chain.rules.len(),
+            Step::KeepChain(_) => 0,
+            Step::DeleteChain(_) => 2,
+            Step::EmptyChain(_) => 1,
+            Step::AddLine(key) => usize::from(self.line(result, key).count == 0),
+            Step::DeleteLine(key) if owner.is_some() && self.line(result, key).users > 1 => 0,
             // The comparisons of MAX_DELETIONS deletions take as long as writing the chain anew.
-            Step::DeleteLine(shared, _) => match result.deletions.get(&shared) {
+            Step::DeleteLine((shared, _)) => match result.deletions.get(shared) {
                 Some(MAX_DELETIONS..) => 0,
-                _ => 1 + self.applied.shared_rules(self.family, shared) / MAX_DELETIONS,
+                _ => 1 + self.content().shared_rules(*shared) / MAX_DELETIONS,
             },
         }
     }
 
-    /// Whether a chain that no service port has claimed has rules.
-    fn has_rules(&self, table: Table, name: &str) -> bool {
-        self.applied.unclaimed[self.family].chain(table, name).is_some_and(|chain| chain.rules > 0)
-    }
-
     fn execute(&self, result: &mut PartialPlan, owner: Owner, step: &Step<'_>) {
-        let writes_line = self.writes_line(result, owner, step);
-        match *step {
-            Step::WriteChain(chain, _) | Step::KeepChain(chain, _) => {
-                if matches!(step, Step::WriteChain(..)) {
-                    result.plan.chains.push((owner, chain.clone()));
-                }
-                if self.applied.unclaimed[self.family].chain(chain.table, &chain.name).is_some() {
-                    result.claims.chains.insert((chain.table, chain.name.clone()));
-                }
+        match step {
+            Step::WriteChain(key, chain) => {
+                result.plan.chains.push((owner, (*chain).clone()));
+                let is_used = self.content().chain(key).is_some_and(|before| before.is_used);
+                let written = ChainContent { is_used, ..ChainContent::of(chain) };
+                result.changes.chains.insert(key.clone(), Some(written));
             }
-            Step::DeleteChain(table, name) => {
-                result.plan.delete_chains.insert((table, name.to_owned()));
-                if owner.is_none() {
-                    result.claims.chains.insert((table, name.to_owned()));
-                }
+            Step::KeepChain(key) => {
+                let kept = self.content().chain(key).map(|chain| ChainContent { is_needed: true, ..chain });
+                result.changes.chains.insert(key.clone(), kept);
             }
-            Step::EmptyChain(table, name) => {
-                let chain = ChainSpec { table, name: name.to_owned(), rules: Vec::new() };
-                result.emptied.push(ContentHash::of_chain(&chain));
-                result.plan.chains.extend(self.has_rules(table, name).then_some((None, chain)));
-                result.claims.chains.insert((table, name.to_owned()));
+            Step::DeleteChain(key @ (table, name)) => {
+                result.plan.delete_chains.insert((*table, String::from(&**name)));
+                result.changes.chains.insert(key.clone(), None);
             }
-            Step::AddLine(shared, line) => {
-                let is_first = !shared.allows_duplicates() || self.users(result, shared, line) == 0;
-                if writes_line {
-                    let base = self.base.unwrap_or(&self.applied.base[self.family]);
-                    result.plan.additions.push(RuleEdit::add(owner, shared, base.fixed_rules(shared), line));
-                } else if is_first {
-                    *result.claims.lines.entry((shared, line.to_owned())).or_default() += 1;
-                }
-                if shared.allows_duplicates() {
-                    *result.users.entry((shared, line.to_owned())).or_default() += 1;
-                }
+            Step::EmptyChain(key @ (table, name)) => {
+                let chain = ChainSpec { table: *table, name: String::from(&**name), rules: Vec::new() };
+                let emptied = ChainContent { is_used: true, is_needed: false, ..ChainContent::of(&chain) };
+                result.plan.chains.push((None, chain));
+                result.changes.chains.insert(key.clone(), Some(emptied));
             }
-            Step::DeleteLine(shared, line) => {
-                if writes_line {
-                    result.plan.deletions.push(RuleEdit::of_shared(owner, shared, Edit::Delete, line));
-                    *result.deletions.entry(shared).or_default() += 1;
+            Step::AddLine(key @ (shared, line)) => {
+                let LineContent { count, users } = self.line(result, key);
+                if count == 0 {
+                    let fixed_rules = self.new_base().fixed_rules(*shared);
+                    result.plan.additions.push(RuleEdit::add(owner, *shared, fixed_rules, line));
                 }
-                if owner.is_none() {
-                    *result.claims.lines.entry((shared, line.to_owned())).or_default() += 1;
-                } else if shared.allows_duplicates() {
-                    *result.users.entry((shared, line.to_owned())).or_default() -= 1;
+                let added = LineContent { count: count.max(1), users: users + 1 };
+                result.changes.lines.insert(key.clone(), added);
+            }
+            Step::DeleteLine(key @ (shared, line)) => {
+                let LineContent { count, users } = self.line(result, key);
+                let is_written = owner.is_none() || users <= 1;
+                if is_written {
+                    result.plan.deletions.push(RuleEdit::of_shared(owner, *shared, Edit::Delete, line));
+                    *result.deletions.entry(*shared).or_default() += 1;
                 }
+                let deleted = LineContent {
+                    count: count.saturating_sub(is_written.into()),
+                    users: users.saturating_sub(owner.is_some().into()),
+                };
+                result.changes.lines.insert(key.clone(), deleted);
             }
         }
     }
 
+    /// The base ruleset after the transaction.
+    fn new_base(&self) -> &Base {
+        self.base.unwrap_or(&self.applied.base[self.family])
+    }
+
     /// Replaces many deletions from a shared chain by writing it anew.
     fn rewrite(&self, result: &mut PartialPlan) {
-        let base = self.base.unwrap_or(&self.applied.base[self.family]);
         let many: Vec<_> = result.deletions.iter().filter(|(_, count)| **count > MAX_DELETIONS).collect();
-        for shared in many.into_iter().map(|(shared, _)| *shared) {
+        let many: Vec<SharedChain> = many.into_iter().map(|(shared, _)| *shared).collect();
+        for shared in many {
             let Plan { additions, deletions, rewritten, .. } = &mut result.plan;
             let is_of_shared = |edit: &RuleEdit| (edit.table, edit.chain) == (shared.table(), shared.chain());
-            let mut counts = BTreeMap::<String, u32>::new();
-            for line in self.applied.shared_lines(self.family, shared) {
-                *counts.entry(line.to_owned()).or_default() += 1;
-            }
             let mut added: Vec<RuleEdit> = additions.iter().filter(|edit| is_of_shared(edit)).cloned().collect();
-            for edit in deletions.extract_if(.., |edit| is_of_shared(edit)) {
-                if let Some(count) = counts.get_mut(&edit.rule) {
-                    *count = count.saturating_sub(1);
-                }
-            }
+            deletions.retain(|edit| !is_of_shared(edit));
             if shared.table() == Table::Nat {
                 additions.retain(|edit| !is_of_shared(edit));
             }
             added.iter_mut().for_each(|edit| edit.edit = Edit::Append);
             let append = |line: &str| RuleEdit::of_shared(None, shared, Edit::Append, line);
-            let fixed_rules = base.fixed_rules(shared);
+            let fixed_rules = self.new_base().fixed_rules(shared);
             rewritten.push(shared);
             deletions.extend(fixed_rules.head.iter().map(|line| append(line)));
-            for (line, count) in &counts {
-                deletions.extend((0..*count).map(|_| append(line)));
+            for (key, before) in self.content().lines_of(shared) {
+                let LineContent { count, .. } = result.changes.lines.get(key).unwrap_or(before);
+                deletions.extend((0..*count).map(|_| append(&key.1)));
             }
             deletions.extend(added);
             deletions.extend(fixed_rules.tail.iter().map(|line| append(line)));
         }
     }
 
-    /// What a service port has after a part of its steps.
-    fn after(&self, owner: u32, executed: &[OrderedStep<'_>]) -> Option<Installed> {
-        let update = &self.updates[owner as usize];
+    /// What a service port has after these of its steps.
+    fn after(
+        &self,
+        update: &ServicePortUpdate<Desired>,
+        executed: &[&Step<'_>],
+        is_unfinished: bool,
+    ) -> Option<Installed> {
         let old = self.applied.service_ports.get(&update.key, self.family).cloned().unwrap_or_default();
-        let desired = update.desired[self.family].as_ref();
-        let mut chains: BTreeMap<_, _> =
-            old.chains.into_iter().map(|chain| ((chain.table, chain.name.clone()), chain)).collect();
-        let mut lines: BTreeSet<_> = old.lines.into_iter().collect();
-        for executed in executed.iter().filter(|executed| executed.owner == Some(owner)) {
-            match executed.step {
-                Step::WriteChain(chain, hash) | Step::KeepChain(chain, hash) => {
-                    let (table, name, rules) = (chain.table, Box::from(&*chain.name), chain.rules.len() as u32);
-                    chains.insert((table, Box::clone(&name)), InstalledChain { table, name, rules, hash });
-                }
-                Step::DeleteChain(table, name) => drop(chains.remove(&(table, name.into()))),
-                Step::EmptyChain(..) => {}
-                Step::AddLine(shared, line) => drop(lines.insert((shared, line.into()))),
-                Step::DeleteLine(shared, line) => drop(lines.remove(&(shared, line.into()))),
+        let mut chains: BTreeSet<ChainKey> = old.chains.into_iter().collect();
+        let mut lines: BTreeSet<LineKey> = old.lines.into_iter().collect();
+        for step in executed {
+            match step {
+                Step::WriteChain(key, _) | Step::KeepChain(key) => drop(chains.replace(key.clone())),
+                Step::DeleteChain(key) => drop(chains.remove(key)),
+                Step::EmptyChain(_) => {}
+                Step::AddLine(key) => drop(lines.insert(key.clone())),
+                Step::DeleteLine(key) => drop(lines.remove(key)),
             }
         }
         if chains.is_empty() && lines.is_empty() {
             return None;
         }
-        let mut vips = old.vips.into_vec();
-        vips.extend(desired.iter().flat_map(|desired| &desired.vips));
+        let mut vips = if is_unfinished { old.vips.into_vec() } else { Vec::new() };
+        vips.extend(update.desired[self.family].iter().flat_map(|desired| &desired.vips));
         vips.sort_unstable();
         vips.dedup();
-        Some(Installed {
-            vips: vips.into(),
-            chains: chains.into_values().collect(),
-            lines: lines.into_iter().collect(),
-        })
+        Some(Installed { vips: vips.into(), chains: chains.into_iter().collect(), lines: lines.into_iter().collect() })
     }
 }
