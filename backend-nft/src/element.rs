@@ -15,7 +15,7 @@ use proto::model::{IpFamily, Protocol};
 
 pub(crate) use affinity::Affinity;
 pub(crate) use map::{Map, MapContent, VipShape};
-pub(crate) use pool_chain::{PoolAccess, PoolChain, PoolChainKind};
+pub(crate) use pool_chain::{PoolChain, PoolChainKind};
 pub(crate) use source_group::SourceGroupId;
 
 /// One element. Sorted by VIP first, so that the elements of a VIP are contiguous.

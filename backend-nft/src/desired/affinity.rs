@@ -32,7 +32,7 @@ use netlink::nft::{CtDirection, CtKey, DynsetOp, Expr, Register, Rule};
 use proto::model::IpFamily;
 
 use super::rule::{RuleBuilder, lookup, padding};
-use crate::element::{Affinity, Map, PoolAccess, PoolChain};
+use crate::element::{Affinity, Map, PoolChain};
 
 /// The maps and sets of one kind of pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,16 +56,17 @@ struct RegisterLayout {
 
 const CLIENTS: Map = Map::AffineClients;
 
-/// The rules of a chain with session affinity. `pool`: the chain without affinity.
+/// The rules of a chain with session affinity. `aliases`: the map from a VIP to the key of its pool; `pool`: the chain
+/// without affinity.
 pub(super) fn rules(
     family: IpFamily,
-    access: PoolAccess,
+    aliases: Option<Map>,
     AffinityMaps { endpoints, live }: AffinityMaps,
     Affinity { timeout, buckets }: Affinity,
     pool: PoolChain,
 ) -> Vec<Rule> {
     let timeout = Duration::from_secs(timeout.get().into());
-    let (builder, layout) = load_key(family, access);
+    let (builder, layout) = load_key(family, aliases);
     let known = builder
         .load_client_bucket(layout.end, buckets.get())
         .push(lookup(CLIENTS, layout.pool_key, Some(layout.data)))
@@ -73,7 +74,7 @@ pub(super) fn rules(
         .push(padding(layout.data))
         .push(update_clients(DynsetOp::Update, layout, Some(timeout)))
         .dnat_to(layout.endpoint);
-    let (builder, layout) = load_key(family, access);
+    let (builder, layout) = load_key(family, aliases);
     // An update renews an existing entry, but does not change its value: the entry is deleted first.
     let unknown = builder
         .random_index(layout.end, pool.count)
@@ -95,7 +96,7 @@ pub(super) fn rules(
 }
 
 /// Loads the key of the pool, and the values that nft shows instead of the endpoint.
-fn load_key(family: IpFamily, access: PoolAccess) -> (RuleBuilder, RegisterLayout) {
+fn load_key(family: IpFamily, aliases: Option<Map>) -> (RuleBuilder, RegisterLayout) {
     let builder = RuleBuilder::new(family);
     let data = Register::FIRST;
     let endpoint = data.plus(1);
@@ -106,7 +107,7 @@ fn load_key(family: IpFamily, access: PoolAccess) -> (RuleBuilder, RegisterLayou
         IpFamily::V6 => CtKey::SrcIp6,
     };
     let reply = |dreg, key| Expr::Ct { dreg, key, direction: Some(CtDirection::Reply) };
-    let (builder, end) = builder.load_pool_key(access, pool_key, port);
+    let (builder, end) = builder.load_pool_key(aliases, pool_key, port);
     let builder = builder.push(reply(endpoint, source)).push(reply(port, CtKey::ProtoSrc));
     (builder, RegisterLayout { data, endpoint, pool_key, end })
 }

@@ -54,7 +54,7 @@ impl PoolChain {
     pub(crate) fn rules(self, family: IpFamily, effective: &EffectiveOptions) -> Vec<Rule> {
         let Some(target) = self.target() else { return self.endpoint_rules(family) };
         if let (None, Some(affinity)) = (self.kind.target(), self.affinity) {
-            return affinity::rules(family, self.kind.access(), affinity_maps(self.kind.policy()), affinity, target);
+            return affinity::rules(family, self.kind.aliases(), affinity_maps(self.kind.policy()), affinity, target);
         }
         let mark = effective.masquerade_mark;
         let builder = RuleBuilder::new(family);
@@ -76,21 +76,21 @@ impl PoolChain {
     /// but slot 0 exists as long as the pool is not empty. Otherwise the packet is dropped: if it left untranslated,
     /// conntrack would leave its connection untranslated.
     fn endpoint_rules(self, family: IpFamily) -> Vec<Rule> {
-        let (access, map) = (self.kind.access(), endpoints(self.kind.policy(), self.count));
+        let (aliases, map) = (self.kind.aliases(), endpoints(self.kind.policy(), self.count));
         let suffix = match self.kind.policy() {
             TrafficPolicy::Cluster => "",
             TrafficPolicy::Local => " on this node",
         };
         // nft prints a key that was looked up like that of the packet.
-        let of_pool = self.kind.aliases().map(|aliases| format!(", of the pool in @{}", aliases.name()));
+        let of_pool = aliases.map(|aliases| format!(", of the pool in @{}", aliases.name()));
         let of_pool = of_pool.unwrap_or_default();
         let what = match self.count {
             1 => format!("the only endpoint{suffix}{of_pool}"),
             count => format!("one of {count} endpoints{suffix}{of_pool}"),
         };
-        let mut rules = vec![RuleBuilder::new(family).dnat(access, map, self.count).comment(what)];
+        let mut rules = vec![RuleBuilder::new(family).dnat(aliases, map, self.count).comment(what)];
         if self.count > 1 {
-            rules.push(RuleBuilder::new(family).dnat(access, map, 1).comment("the pool has just shrunk: its first"));
+            rules.push(RuleBuilder::new(family).dnat(aliases, map, 1).comment("the pool has just shrunk: its first"));
         }
         rules.push(RuleBuilder::new(family).drop_packet().comment("the pool has just gone"));
         rules

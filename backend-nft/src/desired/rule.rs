@@ -13,7 +13,7 @@ use netlink::nft::{
 };
 use proto::model::{IpFamily, Protocol};
 
-use crate::element::{Map, PoolAccess, SourceGroupId, VipShape};
+use crate::element::{Map, SourceGroupId, VipShape};
 
 /// `RTN_LOCAL` of `linux/rtnetlink.h`: an address of this node.
 const RTN_LOCAL: u32 = 2;
@@ -230,11 +230,11 @@ impl RuleBuilder {
     }
 
     /// `dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 3 map @endpoints`. nft prints it likewise if
-    /// the key is not the VIP of the packet.
-    pub(super) fn dnat(self, access: PoolAccess, map: Map, modulus: u32) -> Self {
-        let key = if access == PoolAccess::Direct { FIRST } else { FIRST.plus(1) };
-        let (builder, index) = self.load_pool_key(access, key, FIRST);
-        let builder = if access == PoolAccess::Direct { builder } else { builder.push(padding(FIRST)) };
+    /// the key is not the VIP of the packet. `aliases`: the map from the VIP to the key.
+    pub(super) fn dnat(self, aliases: Option<Map>, map: Map, modulus: u32) -> Self {
+        let key = if aliases.is_none() { FIRST } else { FIRST.plus(1) };
+        let (builder, index) = self.load_pool_key(aliases, key, FIRST);
+        let builder = if aliases.is_none() { builder } else { builder.push(padding(FIRST)) };
         builder.random_index(index, modulus).push(lookup(map, key, Some(key))).dnat_to(key)
     }
 
@@ -322,16 +322,13 @@ impl RuleBuilder {
 
     /// Loads the key of the packet's pool from this register on. Returns the register after it. `padding`: the register
     /// before it, to be overwritten next, see [`padding`].
-    pub(super) fn load_pool_key(self, access: PoolAccess, dreg: Register, padding: Register) -> (Self, Register) {
+    pub(super) fn load_pool_key(self, aliases: Option<Map>, dreg: Register, padding: Register) -> (Self, Register) {
         let protocol = dreg.plus(self.address_registers());
         // For a node port nft prints the destination address, which the value of the map replaces.
         let (builder, end) = self.load_vip(VipShape::AddressPort, dreg);
-        let builder = match access {
-            PoolAccess::Direct => builder,
-            PoolAccess::Alias => builder.push(lookup(Map::Aliases, dreg, Some(padding))),
-            PoolAccess::NodePort => builder.push(lookup(Map::NodePortAliases, protocol, Some(padding))),
-        };
-        (builder, end)
+        let Some(aliases) = aliases else { return (builder, end) };
+        let vip = if aliases.vip_shape() == VipShape::NodePort { protocol } else { dreg };
+        (builder.push(lookup(aliases, vip, Some(padding))), end)
     }
 
     /// Loads the bucket of the packet's source address.

@@ -43,17 +43,6 @@ pub(crate) struct PoolChain {
     pub(crate) affinity: Option<Affinity>,
 }
 
-/// How a packet leads to the key of its pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PoolAccess {
-    /// Its VIP is the key.
-    Direct,
-    /// By [`Map::Aliases`].
-    Alias,
-    /// By [`Map::NodePortAliases`].
-    NodePort,
-}
-
 /// The prefix of the names of chains with session affinity.
 const AFFINE: &str = "affine-";
 
@@ -84,20 +73,12 @@ impl PoolChainKind {
         }
     }
 
-    pub(crate) const fn access(self) -> PoolAccess {
-        match self {
-            Self::Pool | Self::LocalPool | Self::ClusterIpPool | Self::ClusterIpLocalPool => PoolAccess::Direct,
-            Self::AliasPool | Self::AliasLocalPool | Self::MasqAliasPool => PoolAccess::Alias,
-            Self::NodePortPool | Self::NodePortLocalPool | Self::MasqNodePortPool => PoolAccess::NodePort,
-        }
-    }
-
     /// The map from a VIP to the key of its pool; `None`: the VIP is the key.
     pub(crate) const fn aliases(self) -> Option<Map> {
-        match self.access() {
-            PoolAccess::Direct => None,
-            PoolAccess::Alias => Some(Map::Aliases),
-            PoolAccess::NodePort => Some(Map::NodePortAliases),
+        match self {
+            Self::Pool | Self::LocalPool | Self::ClusterIpPool | Self::ClusterIpLocalPool => None,
+            Self::AliasPool | Self::AliasLocalPool | Self::MasqAliasPool => Some(Map::Aliases),
+            Self::NodePortPool | Self::NodePortLocalPool | Self::MasqNodePortPool => Some(Map::NodePortAliases),
         }
     }
 
