@@ -1,7 +1,10 @@
 //! What the kernel contains: enough to know it without reading the kernel again. The elements of service ports that are
 //! programmed are not kept, they follow.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+};
 
 use backend::{
     dataplane::{EffectiveOptions, Vip, VipOwnership},
@@ -32,8 +35,8 @@ pub struct AppliedState {
     pub(crate) refs: PerFamily<RefCounts>,
     /// The repairs of the base ruleset for the first transaction.
     pub(crate) repairs: PerFamily<Repairs>,
-    /// The repairs of the base ruleset for the last transaction of a reconcile.
-    later_repairs: PerFamily<Repairs>,
+    /// Those for the last transaction of a reconcile.
+    last_repairs: PerFamily<Vec<Operation>>,
     /// Chains for the next transaction, while a reconcile fills empty maps.
     pub(crate) prepared: PerFamily<BTreeSet<PoolChain>>,
     is_cold: bool,
@@ -55,7 +58,7 @@ impl AppliedState {
         ownership: &VipOwnership,
     ) -> Self {
         let Observed { mut tables, mut repairs } = observed;
-        let later_repairs = PerFamily::from_fn(|family| repairs[family].split_off_later());
+        let last_repairs = PerFamily::from_fn(|family| mem::take(&mut repairs[family].last));
         let is_cold = tables.iter().all(|(_, table)| table.elements.is_empty());
         let mut programmed = PerFamily::from_fn(|family| vec![false; tables[family].elements.len()]);
         let updates = updates.into_iter().filter_map(|update| adopt(&mut tables, &mut programmed, update));
@@ -76,7 +79,7 @@ impl AppliedState {
             observed,
             refs,
             repairs,
-            later_repairs,
+            last_repairs,
             prepared: PerFamily::default(),
             is_reconciling: true,
             options,
@@ -90,16 +93,17 @@ impl AppliedState {
     }
 
     /// The repairs of the last transaction of a reconcile: at most `limit` of the elements that belong to no service
-    /// port.
-    pub(crate) fn last_repairs(&self, change: &Change<'_>, mut limit: usize) -> PerFamily<Repairs> {
-        PerFamily::from_fn(|family| {
-            let is_programmed = |key: &_| change.contains(key);
-            let (unowned, is_all) = self.observed[family].unneeded(change.ownership, is_programmed, limit);
-            limit -= unowned.len();
-            // Before, elements may refer to foreign chains.
-            let repairs = if is_all { self.later_repairs[family].clone() } else { Repairs::default() };
-            Repairs { unowned, ..repairs }
-        })
+    /// port, and, with the last of them, those of the base ruleset.
+    pub(crate) fn last_repairs(
+        &self,
+        family: IpFamily,
+        change: &Change<'_>,
+        limit: usize,
+    ) -> (Vec<Element>, &[Operation]) {
+        let is_programmed = |key: &_| change.contains(key);
+        let (unowned, is_all) = self.observed[family].unneeded(change.ownership, is_programmed, limit);
+        // Before, elements may refer to foreign chains.
+        (unowned, if is_all { &self.last_repairs[family][..] } else { &[] })
     }
 
     /// At most `limit` of the elements of VIPs without a service port that lead to a pool of one. They are removed
@@ -211,7 +215,7 @@ impl AppliedState {
         self.remove_observed(removed, ownership);
         for family in IpFamily::ALL {
             if !self.observed[family].has_unneeded() {
-                self.later_repairs[family] = Repairs::default();
+                self.last_repairs[family].clear();
             }
         }
         let remain = |family| self.observed[family].has_unneeded() || !self.refs[family].elements.unused().is_empty();

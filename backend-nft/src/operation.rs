@@ -96,16 +96,6 @@ impl Elements {
     }
 }
 
-// === impl Repairs ===
-
-impl Repairs {
-    /// Keeps the repairs that are needed before or with the service ports; returns those for the last transaction.
-    pub(crate) fn split_off_later(&mut self) -> Self {
-        let (unowned, last) = (std::mem::take(&mut self.unowned), std::mem::take(&mut self.last));
-        Self { unowned, last, ..Self::default() }
-    }
-}
-
 // === impl FixedChain ===
 
 impl FixedChain {

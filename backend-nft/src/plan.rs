@@ -76,13 +76,13 @@ impl Plan {
         }
         if may_finish && plan.partial.is_empty() {
             unneeded = Unneeded::Delete;
-            let last = current.last_repairs(change, left);
-            plan.last = Some(PerFamily::from_fn(|family| last[family].unowned.clone()));
-            for (family, last) in last.iter() {
-                repairs[family].unowned.extend(&last.unowned);
-                repairs[family].last.extend(last.last.iter().cloned());
-                left = left.saturating_sub(last.unowned.len());
-            }
+            plan.last = Some(PerFamily::from_fn(|family| {
+                let (unowned, last) = current.last_repairs(family, change, left);
+                left -= unowned.len();
+                repairs[family].unowned.extend(&unowned);
+                repairs[family].last.extend_from_slice(last);
+                unowned
+            }));
         }
         for (family, mut table) in tables {
             let repairs = std::mem::take(&mut repairs[family]);
