@@ -17,27 +17,22 @@ struct TableChange {
     is_deleted: bool,
     /// The tables of other layouts that are deleted.
     others: Vec<String>,
-    chains: BTreeMap<String, ChainChange>,
-    maps: BTreeMap<String, MapChange>,
+    chains: BTreeMap<String, ObjectChange>,
+    maps: BTreeMap<String, ObjectChange>,
     /// By map and key.
     elements: BTreeMap<(Map, Box<[u8]>), BeforeAfter>,
     /// The number of deleted elements that Fairlead never writes.
     foreign: BTreeMap<Map, usize>,
 }
 
+/// The change of a chain or a map.
 #[derive(Debug, Default)]
-struct ChainChange {
+struct ObjectChange {
     is_added: bool,
     is_flushed: bool,
     is_deleted: bool,
     /// The number of rules that are added.
     rules: usize,
-}
-
-#[derive(Debug, Default)]
-struct MapChange {
-    is_deleted: bool,
-    is_added: bool,
 }
 
 /// An element that is deleted, added, or replaced.
@@ -81,7 +76,7 @@ impl TableChange {
         }
     }
 
-    fn chain(&mut self, name: String) -> &mut ChainChange {
+    fn chain(&mut self, name: String) -> &mut ObjectChange {
         self.chains.entry(name).or_default()
     }
 
@@ -112,7 +107,7 @@ impl TableChange {
             (false, false) => {}
         }
         if !self.is_added || self.maps.is_empty() {
-            for (name, MapChange { is_deleted, is_added }) in self.maps {
+            for (name, ObjectChange { is_deleted, is_added, .. }) in self.maps {
                 let kind = match (is_deleted, is_added) {
                     (true, true) => DifferenceKind::Change,
                     (true, false) => DifferenceKind::Remove,
@@ -120,7 +115,7 @@ impl TableChange {
                 };
                 push(kind, format!("map {name}"), None);
             }
-            for (name, ChainChange { is_added, is_flushed, is_deleted, rules }) in self.chains {
+            for (name, ObjectChange { is_added, is_flushed, is_deleted, rules }) in self.chains {
                 match (is_deleted, is_added) {
                     (true, _) => push(DifferenceKind::Remove, format!("chain {name}"), None),
                     (false, true) => push(DifferenceKind::Add, format!("chain {name}, {rules} rules"), None),
