@@ -1,17 +1,15 @@
 //! Encodes operations as messages, a few hundred elements in each, and traces rejected messages back to service ports.
 
-use std::collections::BTreeMap;
-
 use backend::driver::Rejection;
 use netlink::{
     RejectedOperation,
-    nft::{self, Fields, NftBatch, Set, Table},
+    nft::{self, NftBatch, Set, Table},
 };
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
     desired::table,
-    element::{Element, ElementData, Map, Verdict},
+    element::{Element, ElementData, Map},
     operation::{Elements, Operation},
 };
 
@@ -57,7 +55,6 @@ impl ObjectNames {
 impl<'a> Encoded<'a> {
     pub(super) fn new(names: &ObjectNames, operations: &'a [(IpFamily, Operation)]) -> Self {
         let mut encoded = Self { batch: NftBatch::new(), origins: Vec::new() };
-        let mut writer = Writer::default();
         for (family, operation) in operations {
             let table = names.table(*family);
             let batch = &mut encoded.batch;
@@ -78,10 +75,14 @@ impl<'a> Encoded<'a> {
                     let set = names.set(*family, *map);
                     for (number, chunk) in elements.list.chunks(CHUNK).enumerate() {
                         encoded.origins.push((batch.len(), elements, number * CHUNK));
-                        writer.fill(chunk);
+                        let fields: Vec<_> = chunk.iter().map(|element| (element.key(), element.value())).collect();
+                        let elements = chunk.iter().zip(&fields).map(|(element, (key, value))| {
+                            let data = data(element, value.as_deref());
+                            nft::Element { data, ..nft::Element::key(key) }
+                        });
                         match operation {
-                            Operation::AddElements(..) => batch.add_elements(table, set, writer.elements()),
-                            _ => batch.delete_elements(table, set, writer.elements()),
+                            Operation::AddElements(..) => batch.add_elements(table, set, elements),
+                            _ => batch.delete_elements(table, set, elements),
                         }
                     }
                 }
@@ -114,45 +115,12 @@ impl<'a> Encoded<'a> {
     }
 }
 
-/// Holds the bytes of one message's elements while they are copied into it.
-#[derive(Debug, Default)]
-struct Writer {
-    elements: Vec<EncodedElement>,
-    /// Each name is made once.
-    chains: BTreeMap<Verdict, String>,
-}
-
-#[derive(Debug)]
-struct EncodedElement {
-    key: Fields,
-    value: Option<Fields>,
-    data: ElementData,
-}
-
-impl Writer {
-    fn fill(&mut self, elements: &[Element]) {
-        self.elements.clear();
-        for element in elements {
-            if let ElementData::Verdict(verdict) = element.data
-                && let Some(chain) = verdict.chain()
-            {
-                self.chains.entry(verdict).or_insert(chain);
-            }
-            self.elements.push(EncodedElement { key: element.key(), value: element.value(), data: element.data });
+/// The data of an element. `value`: its bytes, unless that is a verdict.
+fn data<'a>(element: &Element, value: Option<&'a [u8]>) -> nft::ElementData<'a> {
+    match element.data {
+        ElementData::Verdict(verdict) => {
+            nft::ElementData::Verdict(verdict.chain().map_or(nft::Verdict::Drop, nft::Verdict::goto))
         }
-    }
-
-    fn elements(&self) -> impl Iterator<Item = nft::Element<'_>> {
-        self.elements.iter().map(|EncodedElement { key, value, data }| {
-            let data = match data {
-                ElementData::Verdict(Verdict::Drop | Verdict::Foreign) => nft::ElementData::Verdict(nft::Verdict::Drop),
-                ElementData::Verdict(verdict) => {
-                    let chain = self.chains.get(verdict).map_or("", |name| name);
-                    nft::ElementData::Verdict(nft::Verdict::goto(chain))
-                }
-                _ => value.as_deref().map_or(nft::ElementData::None, nft::ElementData::Value),
-            };
-            nft::Element { data, ..nft::Element::key(key) }
-        })
+        _ => value.map_or(nft::ElementData::None, nft::ElementData::Value),
     }
 }
