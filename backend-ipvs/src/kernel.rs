@@ -34,8 +34,6 @@ pub(crate) use netlink::Netlink;
 
 /// The device that has the VIPs. It is ours while a set of ours exists.
 pub(crate) const DEVICE: &str = backend::dataplane::IPVS_DEVICE;
-/// The device of earlier versions.
-pub(crate) const FORMER_DEVICE: &str = "fairlead-ipvs0";
 
 /// Virtual servers, sets, addresses and rules.
 pub(crate) trait Kernel: Send + 'static {
@@ -58,7 +56,7 @@ pub(crate) trait Kernel: Send + 'static {
     /// Whether the rules are what they should be.
     fn has_rules(&mut self, rules: PerFamily<Rules>) -> impl Future<Output = Result<bool>> + Send;
 
-    /// Whether a device or a set of ours exists. Loads no module.
+    /// Whether a set of ours exists. Loads no module.
     fn is_programmed(&mut self) -> impl Future<Output = Result<bool>> + Send;
 
     /// The numbers of our objects.

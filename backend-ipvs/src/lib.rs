@@ -101,7 +101,7 @@ pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
     Ok(view::view(&objects, &connections))
 }
 
-/// The objects of this backend, if its device or one of its sets exists. Changes nothing, and loads no module.
+/// The objects of this backend, if one of its sets exists. Changes nothing, and loads no module.
 /// `exclude`: see [`Settings::exclude`].
 ///
 /// # Errors

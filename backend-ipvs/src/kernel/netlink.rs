@@ -21,7 +21,7 @@ use netlink::{
 use proto::model::PerFamily;
 
 use super::{
-    Base, ConnectionCounts, Connections, DEVICE, FORMER_DEVICE, Kernel, Listing, Ours, Prepared, Rejected, Summary,
+    Base, ConnectionCounts, Connections, DEVICE, Kernel, Listing, Ours, Prepared, Rejected, Summary,
     rules::{self, Iptables},
 };
 use crate::{
@@ -176,7 +176,9 @@ impl Worker {
         }
         // An excluded address on the device belongs to another process.
         let is_shared = is_kube_proxys || self.addresses()?.iter().any(|address| ours.excludes(address));
-        self.delete_links(|name| name == DEVICE && is_shared)?;
+        if !is_shared && self.own_device()?.is_some() {
+            rtnl::delete_link(DEVICE)?;
+        }
         // Last: they tell whose the device is.
         for set in SetId::all() {
             self.ipset.destroy(set.name())?;
@@ -187,11 +189,10 @@ impl Worker {
     fn installed_objects(&mut self, ours: &Ours) -> Result<Vec<InstalledObject>> {
         let servers = self.list(ours)?.objects.keys().filter_map(Object::server).count();
         let sets = self.observed_sets()?.len();
-        let links = self.links()?.into_iter().map(|link| ("links", format!("device {}", link.name), 1));
-        let links: Vec<_> = links.collect();
+        let device = self.own_device()?.map(|device| ("links", format!("device {}", device.name), 1));
         let chains = rules::count()?.into_iter().map(|(program, _, chains)| (program, "chain".to_owned(), chains));
         let others = [("IPVS", "virtual server".to_owned(), servers), ("ipset", "set".to_owned(), sets)];
-        let objects = chains.chain(others).chain(links).filter(|(.., count)| *count > 0);
+        let objects = chains.chain(others).chain(device).filter(|(.., count)| *count > 0);
         let objects =
             objects.map(|(subsystem, kind, count)| InstalledObject { subsystem: subsystem.to_owned(), kind, count });
         Ok(objects.collect())
@@ -204,32 +205,20 @@ impl Worker {
         Ok((objects, connections))
     }
 
-    /// Whether a device or a set of ours exists.
+    /// Whether a set of ours exists.
     pub(crate) fn is_programmed(&mut self) -> Result<bool> {
-        Ok(!self.links()?.is_empty() || !self.observed_sets()?.is_empty())
+        Ok(!self.observed_sets()?.is_empty())
     }
 
-    /// Our devices that exist. Without a set of ours, the device is kube-proxy's.
-    fn links(&mut self) -> Result<Vec<Link>> {
-        let device = if self.observed_sets()?.is_empty() { None } else { rtnl::link(DEVICE)? };
-        Ok(rtnl::link(FORMER_DEVICE)?.into_iter().chain(device).collect())
+    /// The device, if it exists and is ours: without a set of ours it is kube-proxy's.
+    fn own_device(&mut self) -> Result<Option<Link>> {
+        if self.is_programmed()? { Ok(rtnl::link(DEVICE)?) } else { Ok(None) }
     }
 
-    /// The addresses of our devices.
+    /// The addresses of our device.
     fn addresses(&mut self) -> Result<HashSet<IpAddr>> {
-        let mut addresses = HashSet::new();
-        for link in self.links()? {
-            addresses.extend(rtnl::link_addresses(&link)?);
-        }
-        Ok(addresses)
-    }
-
-    /// Deletes our devices, except those that `is_kept` selects by name.
-    fn delete_links(&mut self, is_kept: impl Fn(&str) -> bool) -> Result<()> {
-        for link in self.links()?.into_iter().filter(|link| !is_kept(&link.name)) {
-            rtnl::delete_link(&link.name)?;
-        }
-        Ok(())
+        let Some(device) = self.own_device()? else { return Ok(HashSet::new()) };
+        Ok(rtnl::link_addresses(&device)?.into_iter().collect())
     }
 
     /// Our sets in the kernel.
@@ -254,7 +243,7 @@ fn device() -> Result<Link> {
 
 /// The addresses of all other devices, including loopback addresses.
 fn other_addresses() -> Result<HashSet<IpAddr>> {
-    rtnl::addresses_except(&[DEVICE, FORMER_DEVICE]).context("list the node's addresses")
+    rtnl::addresses_except(&[DEVICE]).context("list the node's addresses")
 }
 
 /// See [`Weight::Draining`].

@@ -173,8 +173,7 @@ fn takeover_from_ipvs_keeps_connections_and_foreign_objects() {
     });
 }
 
-/// The backend adopts kube-proxy's device with its connections; addresses of the device of earlier versions move there.
-/// Each cleanup leaves what belongs to the other.
+/// The backend adopts kube-proxy's device with its connections. Each cleanup leaves what belongs to the other.
 #[test]
 fn backend_adopts_the_device_of_kube_proxy() {
     uml::inside(|| {
@@ -194,7 +193,6 @@ fn backend_adopts_the_device_of_kube_proxy() {
         assert!(!node.output("ip", &["link"]).contains("ipvs0"));
 
         load(&node, &KUBE_PROXYS);
-        node.ip("link add fairlead-ipvs0 up type dummy\naddress add 10.96.0.3/32 dev fairlead-ipvs0\n");
         let client = deployment.cluster().pod("pod-a-3").client();
         let lasting = [client.stream(Protocol::Tcp, vip(1, IpFamily::V4), INTERVAL).expect("a connection")];
         flow(&lasting);
@@ -203,10 +201,9 @@ fn backend_adopts_the_device_of_kube_proxy() {
         flow(&lasting);
         let addresses = node.output("ip", &["-brief", "address", "show"]);
         assert!(addresses.contains("kube-ipvs0") && addresses.contains("10.96.0.1/32"), "{addresses}");
-        assert!(!addresses.contains("fairlead-ipvs0"), "{addresses}");
         eventually("addresses of no Service are removed", TIMEOUT, || {
             let addresses = node.output("ip", &["-brief", "address", "show"]);
-            (!addresses.contains("10.96.0.2/32") && !addresses.contains("10.96.0.3/32")).then_some(())
+            (!addresses.contains("10.96.0.2/32")).then_some(())
         });
 
         // kube-proxy's rules and sets go, and the device stays.

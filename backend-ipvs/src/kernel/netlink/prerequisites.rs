@@ -8,16 +8,13 @@ use std::{
 
 use anyhow::{Context, Result};
 use backend::{Difference, DifferenceKind};
-use netlink::{
-    ipvs,
-    rtnl::{self, Link},
-};
+use netlink::{ipvs, rtnl};
 use proto::model::{IpFamily, PerFamily};
 use tracing::debug;
 
 use super::{
     super::{Base, Prepared, UnusableFamily},
-    DEVICE, FORMER_DEVICE, Worker, device,
+    DEVICE, Worker,
 };
 use crate::{desired::Rules, set::SetId, settings::Arp};
 
@@ -114,7 +111,6 @@ impl Worker {
         missing.extend(missing_sysctls(base.arp)?);
         missing.extend(self.missing_sets(&rules)?);
         missing.extend(missing_device()?);
-        missing.extend(former_device()?);
         for (family, rules) in rules.iter().filter_map(|(family, rules)| Some((family, (*rules)?))) {
             match self.missing_rules(family, rules) {
                 Ok(of_family) => missing.extend(of_family),
@@ -216,21 +212,6 @@ fn missing_device() -> Result<Option<Missing>> {
         }
         Some(_) => None,
     })
-}
-
-/// The device of earlier versions, if it exists: it is to be replaced.
-fn former_device() -> Result<Option<Missing>> {
-    let Some(former) = rtnl::link(FORMER_DEVICE)? else { return Ok(None) };
-    let object = format!("device {FORMER_DEVICE}, whose addresses {DEVICE} gets");
-    let supply = move |_: &mut Worker| move_addresses(&former);
-    Ok(Some(Missing::new(DifferenceKind::Remove, "links", object, supply)))
-}
-
-/// Moves the addresses of the device of earlier versions, and deletes it: they are local in between.
-fn move_addresses(former: &Link) -> Result<()> {
-    let added = rtnl::add_addresses(&device()?, &rtnl::link_addresses(former)?);
-    added.with_context(|| format!("add VIPs to {DEVICE}"))?;
-    Ok(rtnl::delete_link(FORMER_DEVICE)?)
 }
 
 fn unusable_family(family: IpFamily, reason: String, is_permanent: bool) -> UnusableFamily {

@@ -74,13 +74,12 @@ impl Worker {
     fn remove_addresses(&mut self, ours: &Ours, needed: &HashSet<IpAddr>, is_idle: bool) -> Result<()> {
         let (excluded, own): (Vec<_>, Vec<_>) =
             self.addresses()?.into_iter().partition(|address| ours.excludes(address));
+        let Some(device) = self.own_device()? else { return Ok(()) };
         if is_idle && excluded.is_empty() {
-            return self.delete_links(|_| false);
+            return Ok(rtnl::delete_link(&device.name)?);
         }
         let unneeded: Vec<_> = own.into_iter().filter(|address| !needed.contains(address)).collect();
-        for link in self.links()? {
-            rtnl::delete_addresses(&link, &unneeded).context("remove VIPs from our device")?;
-        }
+        rtnl::delete_addresses(&device, &unneeded).context("remove VIPs from our device")?;
         Ok(())
     }
 }
