@@ -22,7 +22,7 @@ use crate::{
     applied::AppliedState,
     content::Content,
     describe::{chain_owners, differences},
-    desired::{Base, Desired, RuleContext, base, desired},
+    desired::{Base, Desired, base, desired},
     kernel::{IptablesKernel, Kernel, Suspicion},
     observed::Observed,
     plan::{FamilyUpdate, PartialPlan, Plan, Script, complete_base, remove, remove_unshared},
@@ -115,10 +115,9 @@ impl<K: Kernel> IptablesDataPlane<K> {
         options: &EffectiveOptions,
     ) -> ServicePortUpdate<Desired> {
         let state = change.state;
-        let context = RuleContext { effective: options, node: &state.node().addresses };
         let of_family = |family| {
             let is_owned = |vip: &_| change.owns(key, family, vip);
-            desired(state.service_port(key)?, family, context, is_owned)
+            desired(state.service_port(key)?, family, options, &state.node().addresses, is_owned)
         };
         ServicePortUpdate { key: key.clone(), desired: PerFamily::from_fn(of_family) }
     }

@@ -9,4 +9,4 @@ mod service;
 mod tests;
 
 pub(crate) use base::{Base, base, hooks, localnet_guard};
-pub(crate) use service::{Desired, RuleContext, desired};
+pub(crate) use service::{Desired, desired};

@@ -88,7 +88,7 @@ impl ServicePortRules<'_> {
     /// Masquerades packets to the cluster IP that are not from pods.
     fn mark_others(&self, ip: IpAddr) -> Option<String> {
         let line = || self.vip_rule(ip, "cluster IP");
-        match (self.context.effective.masquerade[self.family], self.pods()) {
+        match (self.effective.masquerade[self.family], self.pods()) {
             (Masquerade::Never, _) | (Masquerade::UnlessPod, PodMatch::Unknown) => None,
             (Masquerade::Always, _) => Some(line().jump(names::MARK_MASQ)),
             (Masquerade::UnlessPod, PodMatch::Source(cidrs)) => match &cidrs[..] {

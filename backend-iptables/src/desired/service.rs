@@ -31,34 +31,29 @@ pub(crate) struct Desired {
     pub(crate) lines: Vec<(SharedChain, String)>,
 }
 
-/// What the rules of all service ports depend on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RuleContext<'a> {
-    pub(crate) effective: &'a EffectiveOptions,
-    /// The node's own addresses.
-    pub(crate) node: &'a [IpAddr],
-}
-
 /// Writes the rules of a service port in a family.
 pub(super) struct ServicePortRules<'a> {
     pub(super) service: &'a ServicePortState,
     pub(super) family: IpFamily,
-    pub(super) context: RuleContext<'a>,
+    pub(super) effective: &'a EffectiveOptions,
+    pub(super) node: &'a [IpAddr],
     pub(super) names: ChainNames,
 }
 
-/// The desired rules of a service port. `owned`: whether a VIP belongs to it. `None` when it owns no VIP.
+/// The desired rules of a service port. `node`: the node's own addresses; `owned`: whether a VIP belongs to the service
+/// port. `None` when it owns no VIP.
 pub(crate) fn desired(
     service: &ServicePortState,
     family: IpFamily,
-    context: RuleContext<'_>,
+    effective: &EffectiveOptions,
+    node: &[IpAddr],
     owned: impl Fn(&Vip) -> bool,
 ) -> Option<Desired> {
     let owned_vips: Vec<_> = vips(&service.port, family).into_iter().filter(|(vip, _)| owned(vip)).collect();
     if owned_vips.is_empty() {
         return None;
     }
-    let port = ServicePortRules { service, family, context, names: ChainNames::new(&service.port.key) };
+    let port = ServicePortRules { service, family, effective, node, names: ChainNames::new(&service.port.key) };
     let lines = port.lines(&owned_vips);
     let chains = port.chains(&owned_vips);
     Some(Desired { vips: owned_vips.into_iter().map(|(vip, _)| vip).collect(), chains, lines })
@@ -232,11 +227,11 @@ impl ServicePortRules<'_> {
     }
 
     fn allowed(&self, vip: IpAddr) -> Option<Vec<IpNet>> {
-        allowed_sources(&self.service.port, vip, self.context.node)
+        allowed_sources(&self.service.port, vip, self.node)
     }
 
     pub(super) fn pods(&self) -> &PodMatch {
-        &self.context.effective.pods[self.family]
+        &self.effective.pods[self.family]
     }
 
     fn protocol(&self) -> Protocol {

@@ -45,8 +45,8 @@ fn within(cidrs: &[&str]) -> DataplaneOptions {
 fn written(service: &ServicePortState, family: IpFamily, options: &DataplaneOptions) -> Vec<String> {
     let node = mk_state().build().node().clone();
     let effective = options.effective(&node);
-    let context = RuleContext { effective: &effective, node: &node.addresses };
-    let Some(Desired { mut chains, lines, .. }) = desired(service, family, context, |_| true) else {
+    let Some(Desired { mut chains, lines, .. }) = desired(service, family, &effective, &node.addresses, |_| true)
+    else {
         return Vec::new();
     };
     let mut written: Vec<String> =

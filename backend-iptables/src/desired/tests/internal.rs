@@ -1,5 +1,7 @@
 //! Cluster IPs: pools, affinity, the internal policy, masquerading.
 
+use backend::dataplane::Vip;
+
 use super::*;
 
 /// Besides kube-proxy's rules, each cluster IP has a rule that rejects ports that no service port has.
@@ -192,11 +194,11 @@ fn only_owned_vips_get_rules() {
     let web = service(|web| web.cluster_ip("172.30.0.41").external_ip("203.0.113.1").endpoints(["10.180.0.1:80"]));
     let node = mk_state().build().node().clone();
     let effective = pods().effective(&node);
-    let context = RuleContext { effective: &effective, node: &node.addresses };
-    assert_eq!(desired(&web, IpFamily::V4, context, |_| false), None);
-    assert_eq!(desired(&web, IpFamily::V6, context, |_| true), None);
-    let external = |front: &backend::dataplane::Vip| front.to_string() == "203.0.113.1:80/tcp";
-    let Desired { vips, lines, chains } = desired(&web, IpFamily::V4, context, external).unwrap();
+    let desired = |family, owned: &dyn Fn(&Vip) -> bool| desired(&web, family, &effective, &node.addresses, owned);
+    assert_eq!(desired(IpFamily::V4, &|_| false), None);
+    assert_eq!(desired(IpFamily::V6, &|_| true), None);
+    let external = |front: &Vip| front.to_string() == "203.0.113.1:80/tcp";
+    let Desired { vips, lines, chains } = desired(IpFamily::V4, &external).unwrap();
     assert_eq!(vips.len(), 1);
     assert!(lines.iter().all(|(_, line)| line.contains("203.0.113.1/32")), "{lines:?}");
     let rules: Vec<_> = chains.iter().flat_map(|chain| &chain.rules).collect();
