@@ -27,7 +27,7 @@ use crate::{
     describe,
     desired::{Context, Desired, Excess, Rules, desired, excess, rules},
     kernel::{
-        Base, Kernel, Listing, Netlink, Ours, Prepared, UnusableFamily,
+        Kernel, Listing, Netlink, Ours, Prepared, UnusableFamily,
         netlink::{DryRun, Worker},
     },
     object::Object,
@@ -95,8 +95,8 @@ impl<K: Kernel> IpvsDataPlane<K> {
         let mut total = 0;
         loop {
             let rules = self.rules(state);
-            let base = Base { rules: rules.clone(), timeouts: self.settings.timeouts, arp: self.settings.arp };
-            let Prepared { writes, unusable } = self.kernel.prepare(base).await.context("prepare the kernel")?;
+            let Prepared { writes, unusable } =
+                self.kernel.prepare(rules.clone()).await.context("prepare the kernel")?;
             total += writes;
             if unusable.is_empty() {
                 self.families.programmed();

@@ -13,10 +13,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use ::netlink::{
-    ipset::IpsetEntry,
-    ipvs::{IpvsTimeouts, VirtualServerKey},
-};
+use ::netlink::{ipset::IpsetEntry, ipvs::VirtualServerKey};
 use anyhow::Result;
 use backend::{InstalledObject, dataplane::Vip};
 use ipnet::IpNet;
@@ -28,7 +25,6 @@ use crate::{
     object::{Object, Value},
     plan::{Objects, Operation},
     set::{self, SetContent, SetId},
-    settings::Arp,
 };
 pub(crate) use netlink::Netlink;
 
@@ -39,7 +35,7 @@ pub(crate) const DEVICE: &str = backend::dataplane::IPVS_DEVICE;
 pub(crate) trait Kernel: Send + 'static {
     /// Creates the base objects that are missing: settings, sets, the device, rules. Those of a family without rules
     /// are left as they are.
-    fn prepare(&mut self, base: Base) -> impl Future<Output = Result<Prepared>> + Send;
+    fn prepare(&mut self, rules: PerFamily<Rules>) -> impl Future<Output = Result<Prepared>> + Send;
 
     /// All our objects.
     fn list(&mut self, ours: Ours) -> impl Future<Output = Result<Listing>> + Send;
@@ -64,14 +60,6 @@ pub(crate) trait Kernel: Send + 'static {
 
     /// Removes all our objects.
     fn cleanup(&mut self, ours: Ours) -> impl Future<Output = Result<()>> + Send;
-}
-
-/// The objects that do not depend on service ports.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Base {
-    pub(crate) rules: PerFamily<Rules>,
-    pub(crate) timeouts: IpvsTimeouts,
-    pub(crate) arp: Arp,
 }
 
 /// The base objects are there.

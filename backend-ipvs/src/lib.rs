@@ -53,7 +53,6 @@ mod view;
 use anyhow::Result;
 use backend::{InstalledObject, driver::Driver};
 use ipnet::IpNet;
-use iptables::VariantSelection;
 use proto::model::IpFamily;
 
 use data_plane::IpvsDataPlane;
@@ -77,7 +76,7 @@ pub type Ipvs = Driver<IpvsDataPlane<Netlink>>;
 /// # Errors
 /// When a netlink socket could not be opened or a thread not be started.
 pub fn open(settings: Settings) -> Result<Ipvs> {
-    Ok(Driver::new(IpvsDataPlane::new(open_kernel(settings.iptables.clone())?, settings)))
+    Ok(Driver::new(IpvsDataPlane::new(open_kernel(&settings)?, settings)))
 }
 
 /// The families that we have programmed; none if iptables is not installed.
@@ -85,7 +84,7 @@ pub fn open(settings: Settings) -> Result<Ipvs> {
 /// # Errors
 /// When the rules could not be read.
 pub async fn programmed_families() -> Result<Vec<IpFamily>> {
-    let counts = open_kernel(VariantSelection::default())?.run(|_| rules::count()).await??;
+    let counts = open_kernel(&Settings::default())?.run(|_| rules::count()).await??;
     let has_chains = |family: &IpFamily| counts.iter().any(|(_, of, chains)| of == family && *chains > 0);
     Ok(IpFamily::ALL.into_iter().filter(has_chains).collect())
 }
@@ -96,8 +95,7 @@ pub async fn programmed_families() -> Result<Vec<IpFamily>> {
 /// # Errors
 /// When the kernel could not be read.
 pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
-    let (objects, connections) =
-        open_kernel(VariantSelection::default())?.run(Worker::objects_and_connections).await??;
+    let (objects, connections) = open_kernel(&Settings::default())?.run(Worker::objects_and_connections).await??;
     Ok(view::view(&objects, &connections))
 }
 
@@ -107,7 +105,7 @@ pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
 /// # Errors
 /// When the kernel could not be read.
 pub async fn installed_objects(exclude: Vec<IpNet>) -> Result<Vec<InstalledObject>> {
-    let mut kernel = open_kernel(VariantSelection::default())?;
+    let mut kernel = open_kernel(&Settings::default())?;
     if !kernel.run(Worker::is_programmed).await?? {
         return Ok(Vec::new());
     }
@@ -122,5 +120,5 @@ pub async fn installed_objects(exclude: Vec<IpNet>) -> Result<Vec<InstalledObjec
 /// When the kernel could not be read or changed. It can be repeated.
 pub async fn retire(exclude: Vec<IpNet>) -> Result<u64> {
     let ours = Ours { exclude, ..Ours::default() };
-    open_kernel(VariantSelection::default())?.run(move |worker| worker.retire(&ours)).await?
+    open_kernel(&Settings::default())?.run(move |worker| worker.retire(&ours)).await?
 }

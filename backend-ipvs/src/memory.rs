@@ -18,7 +18,7 @@ use proto::model::{IpFamily, PerFamily};
 use crate::{
     data_plane::IpvsDataPlane,
     desired::Rules,
-    kernel::{Base, ConnectionCounts, Kernel, Listing, Ours, Prepared, Rejected, Summary, fake::Fake},
+    kernel::{ConnectionCounts, Kernel, Listing, Ours, Prepared, Rejected, Summary, fake::Fake},
     object::{Object, Value, Weight},
     plan::Operation,
     settings::Settings,
@@ -94,9 +94,9 @@ impl MemoryKernel for Memory {
 }
 
 impl Kernel for Gated {
-    async fn prepare(&mut self, base: Base) -> Result<Prepared> {
+    async fn prepare(&mut self, rules: PerFamily<Rules>) -> Result<Prepared> {
         self.gate.pass().await?;
-        self.kernel.prepare(base).await
+        self.kernel.prepare(rules).await
     }
 
     async fn list(&mut self, ours: Ours) -> Result<Listing> {

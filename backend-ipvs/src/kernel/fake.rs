@@ -12,7 +12,7 @@ use backend::InstalledObject;
 use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, PerFamily};
 
-use super::{Base, ConnectionCounts, Connections, Kernel, Listing, Ours, Prepared, Rejected, Summary, UnusableFamily};
+use super::{ConnectionCounts, Connections, Kernel, Listing, Ours, Prepared, Rejected, Summary, UnusableFamily};
 use crate::{
     desired::Rules,
     object::{Object, Value},
@@ -26,7 +26,8 @@ pub(crate) struct Fake(Arc<Mutex<Inner>>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    base: Option<Base>,
+    /// The rules of the base objects, once they exist.
+    rules: Option<PerFamily<Rules>>,
     objects: Objects,
     /// The connections of each destination.
     connections: HashMap<(VirtualServerKey, SocketAddr), u32>,
@@ -137,17 +138,17 @@ impl Fake {
 }
 
 impl Kernel for Fake {
-    async fn prepare(&mut self, base: Base) -> Result<Prepared> {
+    async fn prepare(&mut self, rules: PerFamily<Rules>) -> Result<Prepared> {
         let mut inner = self.lock();
-        let is_used = |family: &IpFamily| !base.rules[*family].is_empty();
+        let is_used = |family: &IpFamily| !rules[*family].is_empty();
         if let Some(family) = inner.unusable.filter(is_used) {
             return Ok(Prepared {
                 writes: 0,
                 unusable: vec![UnusableFamily { family, reason: "no such table".to_owned(), is_permanent: true }],
             });
         }
-        let differs = inner.base.as_ref() != Some(&base);
-        inner.base = Some(base);
+        let differs = inner.rules.as_ref() != Some(&rules);
+        inner.rules = Some(rules);
         Ok(Prepared { writes: usize::from(differs), unusable: Vec::new() })
     }
 
@@ -219,12 +220,12 @@ impl Kernel for Fake {
     }
 
     async fn has_rules(&mut self, rules: PerFamily<Rules>) -> Result<bool> {
-        Ok(self.lock().base.as_ref().is_some_and(|base| base.rules == rules))
+        Ok(self.lock().rules.as_ref() == Some(&rules))
     }
 
     async fn is_programmed(&mut self) -> Result<bool> {
         let inner = self.lock();
-        Ok(inner.base.is_some() || !inner.objects.is_empty())
+        Ok(inner.rules.is_some() || !inner.objects.is_empty())
     }
 
     async fn installed_objects(&mut self, _: Ours) -> Result<Vec<InstalledObject>> {
@@ -234,7 +235,7 @@ impl Kernel for Fake {
     async fn cleanup(&mut self, ours: Ours) -> Result<()> {
         let listed = self.list(ours).await?.objects;
         let mut inner = self.lock();
-        inner.base = None;
+        inner.rules = None;
         inner.objects.retain(|object, _| !listed.contains_key(object));
         Ok(())
     }

@@ -12,7 +12,6 @@ use std::{
 
 use anyhow::{Context, Result};
 use backend::{Difference, InstalledObject, driver::WorkerThread};
-use iptables::VariantSelection;
 use netlink::{
     ipset,
     ipvs::{self, Destination, VirtualServerKey},
@@ -21,7 +20,7 @@ use netlink::{
 use proto::model::PerFamily;
 
 use super::{
-    Base, ConnectionCounts, Connections, DEVICE, Kernel, Listing, Ours, Prepared, Rejected, Summary,
+    ConnectionCounts, Connections, DEVICE, Kernel, Listing, Ours, Prepared, Rejected, Summary,
     rules::{self, Iptables},
 };
 use crate::{
@@ -30,6 +29,7 @@ use crate::{
     object::{Object, Value, Weight},
     plan::{Objects, Operation},
     set::SetId,
+    settings::{Arp, Settings},
 };
 
 /// Sets of kube-proxy's IPVS mode: while one exists, the device and the virtual servers at its addresses may be in use
@@ -46,6 +46,10 @@ pub struct Worker {
     ipvs: Option<ipvs::IpvsHandle>,
     ipset: ipset::IpsetHandle,
     iptables: Iptables,
+    /// See [`Settings::timeouts`].
+    timeouts: ipvs::IpvsTimeouts,
+    /// See [`Settings::arp`].
+    arp: Arp,
     /// What a dry run would have written; `None`: this is no dry run.
     dry_run: Option<DryRun>,
 }
@@ -58,14 +62,16 @@ pub(crate) struct DryRun {
 }
 
 /// Opens the network namespace of the calling thread.
-pub(crate) fn open(iptables: VariantSelection) -> Result<Netlink> {
+pub(crate) fn open(settings: &Settings) -> Result<Netlink> {
     let ipset = ipset::IpsetHandle::open().context("open a socket for sets")?;
-    WorkerThread::spawn("ipvs", Worker { ipvs: None, ipset, iptables: Iptables::new(iptables), dry_run: None })
+    let iptables = Iptables::new(settings.iptables.clone());
+    let Settings { timeouts, arp, .. } = *settings;
+    WorkerThread::spawn("ipvs", Worker { ipvs: None, ipset, iptables, timeouts, arp, dry_run: None })
 }
 
 impl Kernel for Netlink {
-    async fn prepare(&mut self, base: Base) -> Result<Prepared> {
-        self.run(move |worker| worker.prepare(&base)).await?
+    async fn prepare(&mut self, rules: PerFamily<Rules>) -> Result<Prepared> {
+        self.run(move |worker| worker.prepare(&rules)).await?
     }
 
     async fn list(&mut self, ours: Ours) -> Result<Listing> {

@@ -13,7 +13,7 @@ use proto::model::{IpFamily, PerFamily};
 use tracing::debug;
 
 use super::{
-    super::{Base, Prepared, UnusableFamily},
+    super::{Prepared, UnusableFamily},
     DEVICE, Worker,
 };
 use crate::{desired::Rules, set::SetId, settings::Arp};
@@ -67,12 +67,12 @@ impl Missing {
 
 impl Worker {
     /// See [`super::Kernel::prepare`].
-    pub(super) fn prepare(&mut self, base: &Base) -> Result<Prepared> {
+    pub(super) fn prepare(&mut self, rules: &PerFamily<Rules>) -> Result<Prepared> {
         if self.dry_run.is_none() {
             // Loads the module.
             self.ipvs()?;
         }
-        let (missing, unusable) = self.missing(base)?;
+        let (missing, unusable) = self.missing(rules)?;
         if let Some(dry_run) = &mut self.dry_run {
             let writes = missing.len();
             if unusable.is_empty() {
@@ -98,17 +98,17 @@ impl Worker {
 
     /// The prerequisites that [`Self::prepare`] would create or change, in this order, and the families that cannot be
     /// prepared. Changes nothing and loads no module.
-    fn missing(&mut self, base: &Base) -> Result<(Vec<Missing>, Vec<UnusableFamily>)> {
+    fn missing(&mut self, rules: &PerFamily<Rules>) -> Result<(Vec<Missing>, Vec<UnusableFamily>)> {
         let (mut missing, mut unusable) = (Vec::new(), Vec::new());
-        let mut rules = PerFamily::from_fn(|family| Some(&base.rules[family]).filter(|rules| !rules.is_empty()));
+        let mut rules = PerFamily::from_fn(|family| Some(&rules[family]).filter(|rules| !rules.is_empty()));
         if rules.v6.is_some()
             && let Some(reason) = ipv6_is_disabled()
         {
             unusable.push(unusable_family(IpFamily::V6, reason, true));
             rules.v6 = None;
         }
-        missing.extend(self.missing_ipvs(base.timeouts)?);
-        missing.extend(missing_sysctls(base.arp)?);
+        missing.extend(self.missing_ipvs()?);
+        missing.extend(missing_sysctls(self.arp)?);
         missing.extend(self.missing_sets(&rules)?);
         missing.extend(missing_device()?);
         for (family, rules) in rules.iter().filter_map(|(family, rules)| Some((family, (*rules)?))) {
@@ -121,15 +121,16 @@ impl Worker {
     }
 
     /// The module, if it is not loaded, or else timeouts that differ.
-    fn missing_ipvs(&mut self, timeouts: ipvs::IpvsTimeouts) -> Result<Option<Missing>> {
+    fn missing_ipvs(&mut self) -> Result<Option<Missing>> {
         if !ipvs::is_loaded() {
             // `prepare` has loaded it.
             let module = Missing::new(DifferenceKind::Add, "modules", "ip_vs, with its settings", |_| Ok(()));
             return Ok(Some(Missing { writes: 0, ..module }));
         }
-        if !self.has_other_timeouts(&timeouts)? {
+        if !self.has_other_timeouts()? {
             return Ok(None);
         }
+        let timeouts = self.timeouts;
         let supply = move |worker: &mut Worker| Ok(worker.ipvs()?.set_timeouts(&timeouts)?);
         Ok(Some(Missing::new(DifferenceKind::Change, "IPVS", "timeouts", supply)))
     }
@@ -172,7 +173,8 @@ impl Worker {
         Ok(Some(Missing { writes: lines, family: Some(family), ..missing }))
     }
 
-    fn has_other_timeouts(&mut self, desired: &ipvs::IpvsTimeouts) -> Result<bool> {
+    fn has_other_timeouts(&mut self) -> Result<bool> {
+        let desired = self.timeouts;
         let observed = self.ipvs()?.timeouts()?;
         let differs = |desired: u32, observed: u32| desired != 0 && desired != observed;
         Ok(differs(desired.tcp, observed.tcp)
