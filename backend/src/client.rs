@@ -92,25 +92,6 @@ pub struct Grpc {
 /// The value of an `authorization` header.
 type Token = MetadataValue<Ascii>;
 
-/// A session before its first message.
-struct OpenedSession {
-    session: Session,
-    /// Completes with the first message; fails when the stream ends before.
-    first_message: oneshot::Receiver<()>,
-}
-
-/// A source that is being resolved. If that is given up, it is due again.
-struct Lookup<'a> {
-    grpc: &'a Grpc,
-    index: usize,
-}
-
-impl Drop for Lookup<'_> {
-    fn drop(&mut self) {
-        self.grpc.addresses().lookup_ended(self.index);
-    }
-}
-
 impl Grpc {
     /// Parses the options. Does not connect.
     ///
@@ -121,8 +102,8 @@ impl Grpc {
         let mut sources = endpoints.iter().map(|text| AddressSource::parse(text)).collect::<Result<Vec<_>>>()?;
         sources.extend(discovery.into_iter().map(AddressSource::Discovered));
         ensure!(!sources.is_empty(), "no address of a frontend is configured");
-        let addresses = AddressList::new(sources, address_cache);
-        Ok(Self { addresses: Arc::new(Mutex::new(addresses)), credentials, questions: Arc::default() })
+        let addresses = Arc::new(Mutex::new(AddressList::new(sources, address_cache)));
+        Ok(Self { addresses, credentials, questions: Arc::default() })
     }
 
     fn addresses(&self) -> MutexGuard<'_, AddressList> {
@@ -131,10 +112,9 @@ impl Grpc {
 
     /// Resolves the sources that are due, all at once. Returns whether there were any.
     async fn resolve(&self) -> bool {
-        let due = self.addresses().take_due();
+        let due = self.addresses().due();
         let has_due = !due.is_empty();
-        let lookups = due.into_iter().map(async |(index, source)| {
-            let _lookup = Lookup { grpc: self, index };
+        let lookups = due.into_iter().map(async |(index, source, _lookup)| {
             let found = timeout(LOOKUP_TIMEOUT, source.resolve()).await;
             let found = found
                 .with_context(|| {
@@ -172,9 +152,9 @@ impl Grpc {
             for address in untried {
                 tried.push(address.clone());
                 let opened = async {
-                    let opened = open(&address, &self.credentials, hello.clone()).await?;
-                    let is_ready = is_only || is_ready(opened.first_message).await?;
-                    anyhow::Ok((opened.session, is_ready))
+                    let (session, first_message) = open(&address, &self.credentials, hello.clone()).await?;
+                    let is_ready = is_only || is_ready(first_message).await?;
+                    anyhow::Ok((session, is_ready))
                 };
                 match within(OPEN_TIMEOUT, opened).await {
                     Ok((session, true)) => return Ok(self.chosen(session, &address, &errors)),
@@ -248,8 +228,13 @@ fn authorized<M>(message: M, token: Option<Token>) -> Request<M> {
     request
 }
 
-/// Connects to a frontend and sends the hello.
-async fn open(address: &FrontendAddress, credentials: &Credentials, hello: Hello) -> Result<OpenedSession> {
+/// Connects to a frontend and sends the hello. The receiver completes with the first message, and fails when the stream
+/// ends before.
+async fn open(
+    address: &FrontendAddress,
+    credentials: &Credentials,
+    hello: Hello,
+) -> Result<(Session, oneshot::Receiver<()>)> {
     let (channel, token) = connect(address, credentials).await?;
     let (replies, outgoing) = mpsc::channel(QUEUE);
     replies.send(ClientMessage::Hello(hello)).await?;
@@ -276,7 +261,7 @@ async fn open(address: &FrontendAddress, credentials: &Credentials, hello: Hello
             },
         }
     });
-    Ok(OpenedSession { session: Session { messages: received, replies }, first_message })
+    Ok((Session { messages: received, replies }, first_message))
 }
 
 /// Waits for the first message of a session. Returns false if the frontend has not sent one in time.

@@ -11,6 +11,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     io,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -19,7 +20,10 @@ use runtime::{
     failure::{Recovery, Repeated},
     warn_if_news,
 };
-use tokio::time::Instant;
+use tokio::{
+    sync::{Mutex, OwnedMutexGuard},
+    time::Instant,
+};
 use tracing::{debug, info, warn};
 
 use super::{
@@ -46,7 +50,8 @@ struct ResolvedSource {
     source: AddressSource,
     addresses: Vec<FrontendAddress>,
     resolved: Option<Instant>,
-    is_resolving: bool,
+    /// Locked while it is being resolved.
+    lookup: Arc<Mutex<()>>,
     failures: Repeated,
 }
 
@@ -56,25 +61,23 @@ impl AddressList {
         let cached = cache.as_deref().map(read).unwrap_or_default();
         let resolved_source = |source: AddressSource| {
             let addresses = cached.get(&source.to_string()).cloned().unwrap_or_default();
-            ResolvedSource { source, addresses, resolved: None, is_resolving: false, failures: Repeated::default() }
+            ResolvedSource { source, addresses, resolved: None, lookup: Arc::default(), failures: Repeated::default() }
         };
         let sources = sources.into_iter().map(resolved_source).collect();
         Self { sources, failed: HashMap::new(), last: None, cache: cache.map(LatestFile::new) }
     }
 
     /// The sources to resolve before the next attempt, with their indices: those that were never resolved, or long ago,
-    /// and those whose addresses have all failed. Each is returned once until its lookup has ended.
-    pub(super) fn take_due(&mut self) -> Vec<(usize, AddressSource)> {
-        let Self { sources, failed, .. } = self;
+    /// and those whose addresses have all failed. Those whose lookup lasts are left out.
+    pub(super) fn due(&self) -> Vec<(usize, AddressSource, OwnedMutexGuard<()>)> {
         let is_due = |source: &ResolvedSource| {
             let is_fresh = source.resolved.is_some_and(|when| when.elapsed() < REFRESH);
-            let is_stale = !is_fresh || source.addresses.iter().all(|address| failed.contains_key(address));
-            is_stale && !source.is_resolving
+            !is_fresh || source.addresses.iter().all(|address| self.failed.contains_key(address))
         };
-        let due = sources.iter_mut().enumerate().filter(|(_, source)| is_due(source));
-        let due = due.map(|(index, source)| {
-            source.is_resolving = true;
-            (index, source.source.clone())
+        let due = self.sources.iter().enumerate().filter(|(_, source)| is_due(source));
+        let due = due.filter_map(|(index, source)| {
+            let lookup = source.lookup.clone().try_lock_owned().ok()?;
+            Some((index, source.source.clone(), lookup))
         });
         due.collect()
     }
@@ -83,15 +86,9 @@ impl AddressList {
         self.sources.iter().all(|source| source.addresses.is_empty())
     }
 
-    /// A source is not being resolved any more, perhaps without a result.
-    pub(super) fn lookup_ended(&mut self, index: usize) {
-        self.sources[index].is_resolving = false;
-    }
-
     /// Records the result of resolving a source. After an error its addresses stay.
     pub(super) fn resolved(&mut self, index: usize, result: Result<Vec<FrontendAddress>>) {
-        let ResolvedSource { source, addresses, resolved, is_resolving, failures } = &mut self.sources[index];
-        *is_resolving = false;
+        let ResolvedSource { source, addresses, resolved, failures, .. } = &mut self.sources[index];
         match result {
             Ok(mut found) => {
                 found.sort();
@@ -193,13 +190,6 @@ mod tests {
         vec![AddressSource::parse("https://fairlead:7600").unwrap()]
     }
 
-    /// How many sources are due. They stay due.
-    fn due(list: &mut AddressList) -> usize {
-        let due = list.take_due();
-        list.sources.iter_mut().for_each(|source| source.is_resolving = false);
-        due.len()
-    }
-
     #[tokio::test(start_paused = true)]
     async fn working_frontends_come_first_and_the_last_one_behind_them() {
         let [a, b, c] = ["https://10.0.0.1:1", "https://10.0.0.2:1", "https://10.0.0.3:1"].map(address);
@@ -229,17 +219,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn sources_are_resolved_at_first_when_old_and_when_all_addresses_fail() {
         let mut list = AddressList::new(dns_source(), None);
-        assert_eq!(due(&mut list), 1);
+        assert_eq!(list.due().len(), 1);
         list.resolved(0, Ok(vec![address("https://10.0.0.1:1"), address("https://10.0.0.2:1")]));
-        assert_eq!(due(&mut list), 0);
+        assert_eq!(list.due().len(), 0);
         list.failed(&address("https://10.0.0.1:1"));
-        assert_eq!(due(&mut list), 0, "the other one may work");
+        assert_eq!(list.due().len(), 0, "the other one may work");
         list.failed(&address("https://10.0.0.2:1"));
-        assert_eq!(due(&mut list), 1);
+        assert_eq!(list.due().len(), 1);
         list.succeeded(&address("https://10.0.0.2:1"));
-        assert_eq!(due(&mut list), 0);
+        assert_eq!(list.due().len(), 0);
         tokio::time::advance(REFRESH).await;
-        assert_eq!(due(&mut list), 1);
+        assert_eq!(list.due().len(), 1);
     }
 
     #[tokio::test(start_paused = true)]
@@ -256,10 +246,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn source_is_not_resolved_twice_at_the_same_time() {
         let mut list = AddressList::new(dns_source(), None);
-        assert_eq!(list.take_due().len(), 1);
-        assert_eq!(list.take_due().len(), 0);
+        let lookup = list.due();
+        assert_eq!((lookup.len(), list.due().len()), (1, 0));
         list.resolved(0, (|| bail!("no answer"))());
-        assert_eq!(list.take_due().len(), 1);
+        drop(lookup);
+        assert_eq!(list.due().len(), 1);
     }
 
     #[tokio::test(start_paused = true)]
@@ -280,7 +271,7 @@ mod tests {
         let mut addresses = list.in_order();
         addresses.sort();
         assert_eq!(addresses, found);
-        assert_eq!(due(&mut list), 1, "it is tried again");
+        assert_eq!(list.due().len(), 1, "it is tried again");
 
         // Another source does not use them.
         let other = vec![AddressSource::parse("https://other:7600").unwrap()];
