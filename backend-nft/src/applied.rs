@@ -188,7 +188,7 @@ impl AppliedState {
             }
             for family in IpFamily::ALL {
                 let keys = update.desired[family].iter().flat_map(|desired| desired.element_keys(family));
-                keys.for_each(|key| self.observed[family].remove(&key));
+                keys.for_each(|key| drop(self.observed[family].take(&key)));
             }
             match edits {
                 None => self.service_ports.commit(planned.update),

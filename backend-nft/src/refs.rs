@@ -22,8 +22,6 @@ pub(crate) struct RefCounts {
     /// The elements for which [`Map::is_shared`](crate::element::Map::is_shared).
     pub(crate) elements: Counts<Element>,
     pub(crate) groups: BTreeMap<SourceGroupId, SourceGroupRefs>,
-    /// Those that no VIP refers to.
-    unused_groups: BTreeSet<SourceGroupId>,
 }
 
 /// How many references each object has, and which have none.
@@ -119,7 +117,6 @@ impl RefCounts {
         }
         if let Some(group) = element.source_group() {
             self.groups.entry(group).or_default().count += 1;
-            self.unused_groups.remove(&group);
         }
     }
 
@@ -136,14 +133,11 @@ impl RefCounts {
         refs.is_intact = SourceGroupId::of(&group.prefixes) == id && rules.as_ref() == Some(&group.rules(family));
         refs.prefixes = group.prefixes;
         refs.rules = rules.map(Arc::from);
-        if refs.count == 0 {
-            self.unused_groups.insert(id);
-        }
     }
 
     /// The groups of source ranges that no VIP refers to.
     pub(crate) fn unused_groups(&self) -> impl Iterator<Item = SourceGroupId> {
-        self.unused_groups.iter().copied()
+        self.groups.iter().filter(|(_, refs)| refs.count == 0).map(|(id, _)| *id)
     }
 
     /// Records that a transaction with these changes was committed.
@@ -151,11 +145,6 @@ impl RefCounts {
         changes.chains.into_iter().for_each(|(chain, count)| self.chains.set(chain, count));
         changes.elements.into_iter().for_each(|(element, count)| self.elements.set(element, count));
         for (id, refs) in changes.groups {
-            if refs.as_ref().is_some_and(|refs| refs.count == 0) {
-                self.unused_groups.insert(id);
-            } else {
-                self.unused_groups.remove(&id);
-            }
             match refs {
                 Some(refs) => self.groups.insert(id, refs),
                 None => self.groups.remove(&id),

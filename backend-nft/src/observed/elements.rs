@@ -62,11 +62,6 @@ impl ObservedElements {
         self.by_key.get(key).map_or(&[], Vec::as_slice)
     }
 
-    /// Records that a service port with this VIP or pool key is programmed.
-    pub(crate) fn remove(&mut self, key: &Vip) {
-        self.take(key);
-    }
-
     /// Records that elements were removed from the kernel.
     pub(crate) fn remove_elements(&mut self, removed: &[Element], ownership: &VipOwnership) {
         let mut by_key: BTreeMap<Vip, BTreeSet<&Element>> = BTreeMap::new();
@@ -184,8 +179,8 @@ impl ObservedElements {
         self.classify(&key, ownership);
     }
 
-    /// Removes a key from the index, and returns its elements.
-    fn take(&mut self, key: &Vip) -> Vec<Element> {
+    /// Removes a VIP or pool key, and returns its elements: they have changed, or a service port with it is programmed.
+    pub(crate) fn take(&mut self, key: &Vip) -> Vec<Element> {
         let Some(elements) = self.by_key.remove(key) else { return Vec::new() };
         let sets = self.unowned.iter_mut().chain([&mut self.foreign, &mut self.stale, &mut self.crossing]);
         for keys in sets {
