@@ -10,8 +10,7 @@ use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
     content::{Content, Installed},
-    desired::{Base, hooks},
-    table::{ContentHash, Fingerprint, SharedChain},
+    desired::Base,
 };
 
 /// What the kernel contains because of us.
@@ -51,18 +50,6 @@ impl AppliedState {
             let installed = self.service_ports.of_family(family);
             installed.for_each(|installed| self.content[family].claim(installed, &earlier[family]));
         }
-    }
-
-    /// A hash of everything of ours in a family.
-    pub(crate) fn fingerprint(&self, family: IpFamily) -> Fingerprint {
-        let base = &self.base[family];
-        let fixed_rules = |shared: SharedChain| shared.hashes(base.fixed_rules(shared).lines());
-        let chains = base.chains.iter().map(ContentHash::of_chain);
-        chains
-            .chain(SharedChain::ALL.into_iter().flat_map(fixed_rules))
-            .chain(self.content[family].hashes())
-            .chain(hooks().iter().map(ContentHash::of_hook))
-            .collect()
     }
 }
 

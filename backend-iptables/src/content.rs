@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    iter::repeat_n,
     sync::Arc,
 };
 
@@ -134,12 +133,17 @@ impl Content {
         self.unneeded_lines.iter()
     }
 
-    /// The hashes of the chains, and of the rules in shared chains.
-    pub(crate) fn hashes(&self) -> impl Iterator<Item = ContentHash> {
-        let lines = self.lines.iter();
-        let lines =
-            lines.flat_map(|((shared, line), content)| repeat_n(shared.rule_hash(line), content.count as usize));
-        self.chains.values().map(|chain| chain.hash).chain(lines)
+    /// Whether the kernel contains the same as in the other content, whoever needs it.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.hashes().eq(other.hashes()) && self.counts().eq(other.counts())
+    }
+
+    fn hashes(&self) -> impl Iterator<Item = (&ChainKey, ContentHash)> {
+        self.chains.iter().map(|(key, chain)| (key, chain.hash))
+    }
+
+    fn counts(&self) -> impl Iterator<Item = (&LineKey, u32)> {
+        self.lines.iter().map(|(key, line)| (key, line.count))
     }
 
     /// Records that a transaction with these changes was committed.

@@ -105,7 +105,9 @@ impl<K: Kernel> IptablesDataPlane<K> {
             return Ok(true);
         }
         let Some(observed) = observe(&mut self.kernel, family).await? else { return Ok(false) };
-        Ok(observed.fingerprint() == applied.fingerprint(family))
+        let base = &applied.base[family];
+        let has_base = complete_base(&observed, base) == Plan::default();
+        Ok(has_base && Content::of(&observed, base).is_same(&applied.content[family]))
     }
 
     fn desired(

@@ -11,7 +11,7 @@ use iptables::{Hook, Ruleset, Table, target};
 use crate::{
     desired::{hooks, localnet_guard},
     names,
-    table::{ContentHash, Fingerprint, SharedChain, TABLES},
+    table::{SharedChain, TABLES},
 };
 
 /// The rules of a family.
@@ -77,15 +77,5 @@ impl Observed {
     pub(crate) fn hook_count(&self, hook: &Hook) -> usize {
         let rules = self.rules(hook.table, hook.chain).unwrap_or_default();
         rules.iter().filter(|rule| **rule == hook.rule).count()
-    }
-
-    /// The fingerprint of all chains and hooks of the backend.
-    pub(crate) fn fingerprint(&self) -> Fingerprint {
-        let chains = self.ours().flat_map(|(table, name, rules)| match SharedChain::of(table, name) {
-            Some(shared) => shared.hashes(rules).collect(),
-            None => vec![ContentHash::of(table, name, rules)],
-        });
-        let hooks = hooks().into_iter().filter(|hook| self.hook_count(hook) == 1);
-        chains.chain(hooks.map(|hook| ContentHash::of_hook(&hook))).collect()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use iptables::{ChainSpec, Hook, Table};
+use iptables::{ChainSpec, Table};
 
 use crate::names;
 
@@ -37,13 +37,9 @@ pub(crate) struct FixedRules {
     pub(crate) tail: Vec<String>,
 }
 
-/// A hash of a chain with its rules, of a rule of a [`SharedChain`], or of a hook.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// A hash of a chain with its rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ContentHash(u64);
-
-/// The order-independent sum of the [`ContentHash`]es of a family.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Fingerprint(u64);
 
 // === impl SharedChain ===
 
@@ -81,16 +77,6 @@ impl SharedChain {
     pub(crate) fn of(table: Table, chain: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|shared| shared.table() == table && shared.chain() == chain)
     }
-
-    /// The hashes of the chain and of its rules, in any order.
-    pub(crate) fn hashes<'a>(self, rules: impl IntoIterator<Item = &'a String>) -> impl Iterator<Item = ContentHash> {
-        let chain = ContentHash::of::<&str>(self.table(), self.chain(), &[]);
-        rules.into_iter().map(move |rule| self.rule_hash(rule)).chain([chain])
-    }
-
-    pub(crate) fn rule_hash(self, line: &str) -> ContentHash {
-        ContentHash::of(self.table(), self.chain(), &[line])
-    }
 }
 
 // === impl FixedRules ===
@@ -104,24 +90,13 @@ impl FixedRules {
 // === impl ContentHash ===
 
 impl ContentHash {
-    pub(crate) fn of<R: AsRef<str>>(table: Table, chain: &str, rules: &[R]) -> Self {
+    pub(crate) fn of(table: Table, chain: &str, rules: &[String]) -> Self {
         let mut hasher = DefaultHasher::new();
-        (table, chain).hash(&mut hasher);
-        rules.iter().for_each(|rule| rule.as_ref().hash(&mut hasher));
+        (table, chain, rules).hash(&mut hasher);
         Self(hasher.finish())
     }
 
     pub(crate) fn of_chain(chain: &ChainSpec) -> Self {
         Self::of(chain.table, &chain.name, &chain.rules)
-    }
-
-    pub(crate) fn of_hook(hook: &Hook) -> Self {
-        Self::of(hook.table, hook.chain, &[&hook.rule])
-    }
-}
-
-impl FromIterator<ContentHash> for Fingerprint {
-    fn from_iter<I: IntoIterator<Item = ContentHash>>(hashes: I) -> Self {
-        Self(hashes.into_iter().fold(0, |sum, ContentHash(hash)| sum.wrapping_add(hash)))
     }
 }

@@ -173,7 +173,7 @@ fn a_family_that_cannot_be_programmed_is_not_drift() {
     }
 }
 
-/// The fingerprint of the applied state equals that of the observed rules, after any history.
+/// What was applied equals the observed rules, after any history.
 #[test]
 fn our_own_writes_are_not_drift() {
     for variant in Variant::ALL {
