@@ -3,17 +3,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
     sync::Arc,
 };
 
 use backend::dataplane::Vip;
-use iptables::{ChainSpec, Table};
+use iptables::Table;
 
-use crate::{
-    desired::Base,
-    observed::Observed,
-    table::{ContentHash, SharedChain},
-};
+use crate::{desired::Base, observed::Observed, table::SharedChain};
 
 /// The name of a chain.
 pub(crate) type ChainKey = (Table, Arc<str>);
@@ -38,7 +35,7 @@ pub(crate) struct Content {
 /// A chain in the kernel. Of its rules only a hash is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChainContent {
-    pub(crate) hash: ContentHash,
+    pub(crate) hash: u64,
     /// The number of its rules.
     pub(crate) rules: u32,
     /// Whether rules of other programs jumped to it when it was read.
@@ -87,9 +84,8 @@ impl Content {
                     content.set_line(key, LineContent { count: count + 1, users });
                 }
             } else if !fixed.contains(&(table, name)) {
-                let hash = ContentHash::of(table, name, rules);
                 let is_used = observed.is_used(table, name);
-                let chain = ChainContent { hash, rules: rules.len() as u32, is_used, is_needed: false };
+                let chain = ChainContent { is_used, is_needed: false, ..ChainContent::of(rules) };
                 content.set_chain((table, Arc::from(name)), Some(chain));
             }
         }
@@ -138,7 +134,7 @@ impl Content {
         self.hashes().eq(other.hashes()) && self.counts().eq(other.counts())
     }
 
-    fn hashes(&self) -> impl Iterator<Item = (&ChainKey, ContentHash)> {
+    fn hashes(&self) -> impl Iterator<Item = (&ChainKey, u64)> {
         self.chains.iter().map(|(key, chain)| (key, chain.hash))
     }
 
@@ -196,10 +192,16 @@ impl Content {
 // === impl ChainContent ===
 
 impl ChainContent {
-    /// A chain of a service port.
-    pub(crate) fn of(chain: &ChainSpec) -> Self {
-        let (hash, rules) = (ContentHash::of_chain(chain), chain.rules.len() as u32);
-        Self { hash, rules, is_used: false, is_needed: true }
+    /// A chain of a service port with these rules.
+    pub(crate) fn of(rules: &[String]) -> Self {
+        let mut hasher = DefaultHasher::new();
+        rules.hash(&mut hasher);
+        Self { hash: hasher.finish(), rules: rules.len() as u32, is_used: false, is_needed: true }
+    }
+
+    /// Whether it has these rules.
+    pub(crate) fn has(&self, rules: &[String]) -> bool {
+        self.hash == Self::of(rules).hash
     }
 
     /// The number of the chain and its rules.

@@ -1,8 +1,6 @@
-//! The chains that all service ports share, and hashes that stand for rules.
+//! The chains that all service ports share.
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-
-use iptables::{ChainSpec, Table};
+use iptables::Table;
 
 use crate::names;
 
@@ -36,10 +34,6 @@ pub(crate) struct FixedRules {
     pub(crate) head: Vec<String>,
     pub(crate) tail: Vec<String>,
 }
-
-/// A hash of a chain with its rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ContentHash(u64);
 
 // === impl SharedChain ===
 
@@ -84,19 +78,5 @@ impl SharedChain {
 impl FixedRules {
     pub(crate) fn lines(&self) -> impl Iterator<Item = &String> {
         self.head.iter().chain(&self.tail)
-    }
-}
-
-// === impl ContentHash ===
-
-impl ContentHash {
-    pub(crate) fn of(table: Table, chain: &str, rules: &[String]) -> Self {
-        let mut hasher = DefaultHasher::new();
-        (table, chain, rules).hash(&mut hasher);
-        Self(hasher.finish())
-    }
-
-    pub(crate) fn of_chain(chain: &ChainSpec) -> Self {
-        Self::of(chain.table, &chain.name, &chain.rules)
     }
 }

@@ -67,7 +67,7 @@ impl FamilyUpdate<'_> {
         let mut result = PartialPlan::default();
         if let Some(base) = self.base {
             for chain in rebase(&mut result.plan, &self.applied.base[self.family], base) {
-                let unneeded = ChainContent { is_needed: false, ..ChainContent::of(&chain) };
+                let unneeded = ChainContent { is_needed: false, ..ChainContent::of(&chain.rules) };
                 result.changes.chains.insert((chain.table, Arc::from(chain.name)), Some(unneeded));
             }
         }
@@ -160,7 +160,7 @@ impl FamilyUpdate<'_> {
             Step::WriteChain(key, chain) => {
                 result.plan.chains.push((owner, (*chain).clone()));
                 let is_used = self.content().chain(key).is_some_and(|before| before.is_used);
-                let written = ChainContent { is_used, ..ChainContent::of(chain) };
+                let written = ChainContent { is_used, ..ChainContent::of(&chain.rules) };
                 result.changes.chains.insert(key.clone(), Some(written));
             }
             Step::KeepChain(key) => {
@@ -173,7 +173,7 @@ impl FamilyUpdate<'_> {
             }
             Step::EmptyChain(key @ (table, name)) => {
                 let chain = ChainSpec { table: *table, name: String::from(&**name), rules: Vec::new() };
-                let emptied = ChainContent { is_used: true, is_needed: false, ..ChainContent::of(&chain) };
+                let emptied = ChainContent { is_used: true, is_needed: false, ..ChainContent::of(&chain.rules) };
                 result.plan.chains.push((None, chain));
                 result.changes.chains.insert(key.clone(), Some(emptied));
             }

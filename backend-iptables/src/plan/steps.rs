@@ -18,7 +18,7 @@ use crate::{
     content::{ChainKey, Content, Installed, LineKey},
     desired::Desired,
     names::ChainKind,
-    table::{ContentHash, SharedChain},
+    table::SharedChain,
 };
 
 /// One change.
@@ -52,7 +52,7 @@ pub(super) fn steps<'a>(
         let key: ChainKey = (chain.table, Arc::from(&*chain.name));
         removed.remove(&key);
         let order = write_order(&key, content.chain(&key).is_some());
-        match content.chain(&key).filter(|observed| observed.hash == ContentHash::of_chain(chain)) {
+        match content.chain(&key).filter(|observed| observed.has(&chain.rules)) {
             Some(observed) if observed.is_needed => {}
             Some(_) => steps.push((order, Step::KeepChain(key))),
             None => steps.push((order, Step::WriteChain(key, chain))),
