@@ -56,7 +56,7 @@ pub use data_plane::{DataPlane, DryRunPlane, Synced};
 pub use families::UsableFamilies;
 pub use nf_tables_watch::{NfTablesWatch, Touched};
 use quarantine::Quarantine;
-use queue::{Queue, QueueBatch};
+use queue::Queue;
 pub use rejection::{Rejection, Unneeded};
 pub use worker::WorkerThread;
 
@@ -264,8 +264,8 @@ impl<P: DataPlane> Driver<P> {
                 budget,
             };
             let plane = &self.plane;
-            let QueueBatch { service_ports, is_last } =
-                self.queue.next(budget, |key| plane.writes(&mut applied, &empty, key));
+            let service_ports = self.queue.next(budget, |key| plane.writes(&mut applied, &empty, key));
+            let is_last = self.queue.has_only(&service_ports);
             let members = service_ports.iter().cloned().collect();
             let mut change = Change { service_ports, members, is_last, ..empty };
             if change.moves_vips() {

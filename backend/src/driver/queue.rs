@@ -40,13 +40,6 @@ struct QueueEntry {
     is_urgent: bool,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct QueueBatch {
-    pub(super) service_ports: Vec<ServicePortKey>,
-    /// Whether nothing else is queued.
-    pub(super) is_last: bool,
-}
-
 impl Queue {
     /// Adds a service port, or records that it has changed again.
     pub(super) fn push(&mut self, key: ServicePortKey, state: &NodeState) {
@@ -94,7 +87,11 @@ impl Queue {
 
     /// The next batch, of at most `budget` writes unless one service port alone has more. `writes` computes the number
     /// of writes of a service port.
-    pub(super) fn next(&mut self, budget: usize, mut writes: impl FnMut(&ServicePortKey) -> usize) -> QueueBatch {
+    pub(super) fn next(
+        &mut self,
+        budget: usize,
+        mut writes: impl FnMut(&ServicePortKey) -> usize,
+    ) -> Vec<ServicePortKey> {
         self.taken += 1;
         let is_second = self.taken.is_multiple_of(2);
         let has_others = self.entries.len() > self.suspects.iter().map(Vec::len).sum::<usize>();
@@ -104,17 +101,17 @@ impl Queue {
             if !rest.is_empty() {
                 self.suspects.push(rest);
             }
-            return self.batch(group);
+            return group;
         }
         let suspected: HashSet<&ServicePortKey> = self.suspects.iter().flatten().collect();
         let others = || self.entries.iter().filter(|(key, _)| !suspected.contains(key));
         if budget == usize::MAX {
-            return self.batch(others().map(|(key, _)| key.clone()).collect());
+            return others().map(|(key, _)| key.clone()).collect();
         }
         // The urgent ones do not wait until the writes of all others are computed.
         let urgent: Vec<_> = others().filter(|(_, entry)| entry.is_urgent).map(|(key, _)| key.clone()).collect();
         if !urgent.is_empty() && others().count() - urgent.len() >= MANY {
-            return self.batch(urgent);
+            return urgent;
         }
         for (key, entry) in &mut self.entries {
             entry.writes.get_or_insert_with(|| writes(key));
@@ -134,13 +131,12 @@ impl Queue {
             order.sort_unstable();
         }
         let count = fitting(order.iter().map(|(_, _, writes, ..)| *writes), budget);
-        self.batch(order[..count].iter().map(|(.., key)| (*key).clone()).collect())
+        order[..count].iter().map(|(.., key)| (*key).clone()).collect()
     }
 
-    fn batch(&self, service_ports: Vec<ServicePortKey>) -> QueueBatch {
-        let is_all = service_ports.len() == self.entries.len() && service_ports.iter().all(|key| self.contains(key));
-        let is_last = is_all && self.suspects.is_empty();
-        QueueBatch { service_ports, is_last }
+    /// Whether nothing but this batch is queued.
+    pub(super) fn has_only(&self, batch: &[ServicePortKey]) -> bool {
+        batch.len() == self.entries.len() && batch.iter().all(|key| self.contains(key)) && self.suspects.is_empty()
     }
 }
 

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tracing::{debug, info};
 
 use super::{
-    pending::{PendingFlows, UdpState},
+    pending::PendingFlows,
     requests::{Requests, Wake},
     resets::{Due, MAX_REST, MIN_REST, REST_FACTOR, Rejecter, reset},
     table::FlowTable,
@@ -43,12 +43,6 @@ pub(super) struct Worker<T> {
     pub(super) metrics: Arc<Metrics>,
     pub(super) cleanups: Repeated,
     pub(super) resets: Repeated,
-}
-
-/// How a cleanup went.
-struct CleanupOutcome {
-    took: Duration,
-    has_failed: bool,
 }
 
 impl<T: FlowTable> Worker<T> {
@@ -84,7 +78,7 @@ impl<T: FlowTable> Worker<T> {
             }
             if is_due && cleans_from <= Instant::now() {
                 is_due = false;
-                let CleanupOutcome { took, has_failed } = self.clean_up();
+                let (took, has_failed) = self.clean_up();
                 cleans_from = Instant::now() + took.min(MAX_PAUSE);
                 retry_at = has_failed.then(|| Instant::now() + retries.next_delay());
                 if !has_failed {
@@ -112,8 +106,8 @@ impl<T: FlowTable> Worker<T> {
         Ok(requests.with(|pending| pending.departed.passed(&due, Instant::now())))
     }
 
-    /// Deletes stale UDP flows, then half-open connections.
-    fn clean_up(&mut self) -> CleanupOutcome {
+    /// Deletes stale UDP flows, then half-open connections. Returns how long that took, and whether it has failed.
+    fn clean_up(&mut self) -> (Duration, bool) {
         let begun = Instant::now();
         remove_rules(&self.requests, &mut self.rejecter, &self.progress);
         let udp = self.clean_up_udp();
@@ -123,7 +117,7 @@ impl<T: FlowTable> Worker<T> {
         let took = begun.elapsed().saturating_sub(rested);
         let has_failed = udp.is_err() || half_open.is_err();
         self.report_cleanup(udp, half_open, took);
-        CleanupOutcome { took, has_failed }
+        (took, has_failed)
     }
 
     /// Deletes the stale flows of both families, if there may be any. Without a state that is confirmed, none is stale.
@@ -131,9 +125,6 @@ impl<T: FlowTable> Worker<T> {
     fn clean_up_udp(&mut self) -> Result<Vec<FamilyCleanup>> {
         let Self { ref requests, ref table, ref nodeport_addresses, ref mut rejecter, ref progress, .. } = *self;
         let Some(withdrawn) = requests.with(PendingFlows::take_udp) else { return Ok(Vec::new()) };
-        let vips = |UdpState { state, except }: &UdpState| {
-            UdpVips::of(state, &nodeport_addresses.of_node(state.node()), except, &withdrawn)
-        };
         let (mut compared, mut was_unconfirmed) = (None, false);
         let newest = || {
             let newest = requests.with(|pending| {
@@ -142,7 +133,10 @@ impl<T: FlowTable> Worker<T> {
                 let is_newer = version != mem::replace(&mut compared, version);
                 is_newer.then(|| version.map(|_| pending.udp()))
             });
-            newest.map(|newest| newest.as_ref().map(vips).unwrap_or_default())
+            let vips = newest?.map(|(state, except)| {
+                UdpVips::of(&state, &nodeport_addresses.of_node(state.node()), &except, &withdrawn)
+            });
+            Some(vips.unwrap_or_default())
         };
         let result = clean_up(table, newest, || remove_rules(requests, rejecter, progress));
         if result.is_err() || was_unconfirmed {
