@@ -106,8 +106,8 @@ impl SimulatedKernel {
                 failed: BTreeSet::new(),
             }),
             Memory::Nft(memory) => NodeBackend::Nft(Box::new(RealBackend::new(self.clone(), memory))),
-            Memory::Iptables(memory) => NodeBackend::Iptables(RealBackend::new(self.clone(), memory)),
-            Memory::Ipvs(memory) => NodeBackend::Ipvs(RealBackend::new(self.clone(), memory)),
+            Memory::Iptables(memory) => NodeBackend::Iptables(Box::new(RealBackend::new(self.clone(), memory))),
+            Memory::Ipvs(memory) => NodeBackend::Ipvs(Box::new(RealBackend::new(self.clone(), memory))),
         }
     }
 

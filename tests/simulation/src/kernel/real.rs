@@ -30,8 +30,8 @@ pub(super) enum Memory {
 pub(crate) enum NodeBackend {
     Map(SimulatedBackend),
     Nft(Box<RealBackend<backend_nft::Memory>>),
-    Iptables(RealBackend<backend_iptables::Memory>),
-    Ipvs(RealBackend<backend_ipvs::Memory>),
+    Iptables(Box<RealBackend<backend_iptables::Memory>>),
+    Ipvs(Box<RealBackend<backend_ipvs::Memory>>),
 }
 
 /// A real backend, with what it has reported.
