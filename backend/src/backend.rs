@@ -45,9 +45,9 @@ pub trait Backend: Send + 'static {
     /// As for [`Self::reconcile`], which is called next.
     fn apply(&mut self, state: &NodeState, changes: &Changes) -> impl Future<Output = Result<SyncReport>> + Send;
 
-    /// Returns when another process has changed, or may have changed, what was applied last; [`Self::reconcile`] is
-    /// called next. Polled while there is nothing else to do, and dropped when there is. A backend that cannot detect
-    /// drift never returns.
+    /// Returns when another process has changed, or may have changed, what was applied last, or when that may be out of
+    /// date; [`Self::reconcile`] is called next. Polled while there is nothing else to do, and dropped when there is. A
+    /// backend that cannot detect drift never returns.
     fn drifted(&mut self) -> impl Future<Output = Drift> + Send {
         std::future::pending()
     }
@@ -75,7 +75,7 @@ pub(crate) enum Work {
     Apply,
 }
 
-/// A change of our kernel objects by another process.
+/// Why the kernel may not contain what was applied last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Drift {
     /// Another process changed an object of ours.
@@ -87,8 +87,12 @@ pub enum Drift {
         /// The id of the process or thread.
         pid: u32,
     },
-    /// Notifications were lost or are ambiguous, so objects may have changed.
+    /// Notifications were lost or are ambiguous, so another process may have changed objects of ours. If so, the
+    /// reconcile writes.
     Possible,
+    /// No other process, but the node may have changed what is to be programmed: its addresses, or an IP family that
+    /// the kernel can program again.
+    Outdated,
 }
 
 /// Objects of one kind that a backend has installed in the kernel.

@@ -62,6 +62,7 @@ impl Drifts {
             Drift::Possible => {
                 debug!(repair_in_ms, "kernel notifications are incomplete, comparing the kernel with the state");
             }
+            Drift::Outdated => debug!(repair_in_ms, "the node may have changed, comparing the kernel with the state"),
             Drift::Changed { object, process, pid } => {
                 self.count += 1;
                 warn_if_news!(
@@ -75,6 +76,14 @@ impl Drifts {
             }
         }
         delay
+    }
+
+    /// The kernel differed from the state after [`Drift::Possible`], and was repaired.
+    pub(crate) fn found(&mut self) {
+        self.count += 1;
+        let process = "unknown";
+        let occurrence = self.incident.failed(process);
+        warn_if_news!(occurrence, process, "another process changed our kernel objects, repaired");
     }
 
     /// Logs the end of the incident if there was no drift for a while.
@@ -127,9 +136,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn possible_drift_is_not_counted() {
+    async fn possible_drift_is_not_counted_until_it_is_found() {
         let mut drifts = Drifts::default();
         drifts.record(&Drift::Possible);
         assert_eq!(drifts.count, 0);
+        drifts.found();
+        assert!(drifts.count == 1 && drifts.incident.is_failing());
     }
 }

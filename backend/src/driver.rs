@@ -469,7 +469,7 @@ impl<P: DataPlane> Backend for Driver<P> {
             }
             if self.plane.may_be_usable().await {
                 // The next reconcile tries the family again.
-                return Drift::Possible;
+                return Drift::Outdated;
             }
         }
     }

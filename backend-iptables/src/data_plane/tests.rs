@@ -372,7 +372,7 @@ async fn family_that_cannot_be_read_is_left_out_for_seconds_longer() {
 
     kernel.set_unreadable(None);
     let drifted = timeout(Duration::from_secs(30), driver.drifted()).await;
-    assert_eq!(drifted, Ok(Drift::Possible));
+    assert_eq!(drifted, Ok(Drift::Outdated));
     assert_eq!(driver.reconcile_all(&both).await.unwrap().unusable_families, []);
     assert_eq!(kernel.shape(IpFamily::V4), reference.shape(IpFamily::V4));
 }
@@ -404,7 +404,7 @@ async fn family_without_nat_is_left_out_until_the_kernel_has_it() {
         assert_eq!(kernel.take_restores(), []);
 
         kernel.set_unsupported(None);
-        assert_eq!(driver.drifted().await, Drift::Possible);
+        assert_eq!(driver.drifted().await, Drift::Outdated);
         let report = driver.reconcile_all(&both).await.unwrap();
         assert_eq!(report.unusable_families, []);
         assert_eq!(kernel.shape(family), reference.shape(family));

@@ -282,7 +282,7 @@ async fn a_removal_that_is_cancelled_is_followed_by_a_read_of_the_kernel() {
     assert_eq!(drift(&mut driver).await, None);
     kernel.set_stalled_commits(false);
 
-    assert_eq!(drift(&mut driver).await, Some(Drift::Possible));
+    assert_eq!(drift(&mut driver).await, Some(Drift::Outdated));
     driver.reconcile_all(&state).await.unwrap();
     assert_eq!(drift(&mut driver).await, None);
     assert!(!kernel.objects().contains_key(&destination(ONE)));
@@ -431,7 +431,7 @@ async fn addresses_of_other_devices_are_drift_if_objects_depend_on_them() {
         driver.reconcile_all(&state).await.unwrap();
         for (address, is_drift) in [(vip, true), (link_local, false), (other, other_is_drift)] {
             kernel.set_elsewhere([address]);
-            assert_eq!(drift(&mut driver).await, is_drift.then_some(Drift::Possible), "{address}");
+            assert_eq!(drift(&mut driver).await, is_drift.then_some(Drift::Outdated), "{address}");
             kernel.set_elsewhere([]);
             assert_eq!(drift(&mut driver).await, None);
         }
@@ -566,7 +566,7 @@ async fn unusable_family_is_left_out_until_it_can_be_prepared() {
         assert_eq!(drift(&mut driver).await, None);
 
         kernel.set_unusable(None);
-        assert_eq!(driver.drifted().await, Drift::Possible);
+        assert_eq!(driver.drifted().await, Drift::Outdated);
         let report = driver.reconcile_all(&both).await.unwrap();
         assert_eq!((report.unusable_families, kernel.objects()), (vec![], all.clone()));
     }

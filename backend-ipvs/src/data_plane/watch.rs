@@ -52,7 +52,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
                 Ok(Some(drift)) => return drift,
                 Err(error) => {
                     warn!(error = format!("{error:#}"), "cannot read the kernel to detect changes");
-                    return Drift::Possible;
+                    return Drift::Outdated;
                 }
             }
         }
@@ -61,7 +61,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
     async fn check(&mut self, applied: &mut Option<AppliedState>) -> Result<Option<Drift>> {
         let Some(known) = applied else {
             if mem::take(&mut self.is_removing) {
-                return Ok(Some(Drift::Possible));
+                return Ok(Some(Drift::Outdated));
             }
             // After a preview: there is nothing to compare the kernel with.
             return std::future::pending().await;
@@ -100,7 +100,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
         let mut differing = summary.elsewhere.symmetric_difference(&known.foreign_addresses);
         let node_ports = &self.settings.dataplane.nodeport_addresses;
         if differing.any(|address| known.has_vip_at(*address) || node_ports.serve(address)) {
-            return Ok(Some(Drift::Possible));
+            return Ok(Some(Drift::Outdated));
         }
         known.foreign_addresses = summary.elsewhere;
         Ok(None)

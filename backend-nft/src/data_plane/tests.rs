@@ -64,7 +64,7 @@ async fn unsupported_family_is_left_out_until_the_kernel_supports_it() {
         assert_eq!(kernel.tables()[family], None);
 
         kernel.set_unsupported(None);
-        assert_eq!(driver.drifted().await, Drift::Possible);
+        assert_eq!(driver.drifted().await, Drift::Outdated);
         let report = driver.reconcile_all(&state).await.unwrap();
         assert_eq!((report.unusable_families, kernel.tables()), (vec![], reference.tables()));
         let drifted = tokio::time::timeout(Duration::from_secs(3600), driver.drifted()).await;

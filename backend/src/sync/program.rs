@@ -78,6 +78,8 @@ pub(crate) struct SyncState {
     reconcile_at: Option<Instant>,
     /// Whether the next reconcile follows drift.
     repair_due: bool,
+    /// Whether what that reconcile writes was changed by another process: no change of the state asks for it.
+    is_suspected: bool,
 }
 
 /// How much of the current target the kernel contains, except for the failures.
@@ -106,6 +108,7 @@ impl SyncState {
             failures: Vec::new(),
             reconcile_at: None,
             repair_due: false,
+            is_suspected: false,
         }
     }
 
@@ -128,6 +131,7 @@ impl SyncState {
         for key in &changes.service_ports {
             self.unfinished.entry(key.clone()).or_insert_with(|| self.current.clone());
         }
+        self.is_suspected &= changes.is_empty();
         self.current = Arc::new(target);
     }
 
@@ -282,7 +286,7 @@ impl<B: Backend> Programmer<B> {
 
     fn succeeded(&mut self, before: Content, work: Work, report: SyncReport, took: Duration) {
         let completed = self.sync.succeeded(before, work, &report);
-        let SyncState { current, unfinished, failures, reconcile_at, repair_due, .. } = &mut self.sync;
+        let SyncState { current, unfinished, failures, reconcile_at, repair_due, is_suspected, .. } = &mut self.sync;
         let state = &current.state;
         let completed = completed.iter().map(|(key, had)| {
             let (before, after) = (had.state.service_port(key), state.service_port(key));
@@ -295,6 +299,11 @@ impl<B: Backend> Programmer<B> {
         self.health.publish(state, &completed);
         if work == Work::Reconcile && mem::take(repair_due) && report.writes > 0 {
             self.reporter.metrics.repairs.inc();
+            // A service port that is not rejected any more is written, too.
+            if *is_suspected && *failures == report.failures {
+                self.drifts.found();
+                self.reporter.progress.send_modify(|progress| progress.drifts = self.drifts.count);
+            }
         }
         if report.writes > 0 || report.unfinished.is_none() {
             self.backoff.reset();
@@ -348,6 +357,7 @@ impl<B: Backend> Programmer<B> {
     /// Lets a repair follow drift.
     fn drifted(&mut self, drift: &Drift) {
         let repair_in = self.drifts.record(drift);
+        self.sync.is_suspected = *drift == Drift::Possible && self.sync.content == Content::Complete;
         self.sync.invalidate(Instant::now() + repair_in);
         self.sync.repair_due = true;
         self.reporter.progress.send_modify(|progress| progress.drifts = self.drifts.count);
@@ -360,11 +370,10 @@ mod tests {
     use crate::testing::{FakeBackend, FakeKernel, mk_key, mk_state};
 
     /// Programs a target, of which the kernel takes one service port with each call.
-    async fn programmer(state: NodeState, is_confirmed: bool) -> Programmer<FakeBackend> {
+    async fn programmer(kernel: &FakeKernel, state: NodeState, is_confirmed: bool) -> Programmer<FakeBackend> {
         let stored = Target::unconfirmed(mk_state().build(), None);
         let target = Target { number: 1, is_confirmed, ..Target::unconfirmed(state, None) };
         let changes = Changes::between(&stored.state, &target.state);
-        let kernel = FakeKernel::default();
         kernel.limit(1);
         let mut programmer = Programmer {
             backend: kernel.backend(),
@@ -389,9 +398,37 @@ mod tests {
         let state = mk_state().service("default/a", |a| a.cluster_ip("10.96.0.1"));
         let state = state.service("default/b", |b| b.cluster_ip("10.96.0.2")).build();
         for is_confirmed in [false, true] {
-            let programmer = programmer(state.clone(), is_confirmed).await;
+            let programmer = programmer(&FakeKernel::default(), state.clone(), is_confirmed).await;
             assert_eq!(programmer.sync.unfinished.len(), 1);
             assert_eq!(programmer.flows.is_confirmed(), is_confirmed);
+            // Its end would wait for a thread.
+            mem::forget(programmer.flows);
+        }
+    }
+
+    /// The notifications of a large loss may overrun, so that only the repair finds it.
+    #[tokio::test]
+    async fn repair_of_possible_drift_is_counted_if_it_writes_what_no_change_asks_for() {
+        let a = mk_state().service("default/a", |a| a.cluster_ip("10.96.0.1"));
+        let before = a.clone().build();
+        let after = a.service("default/b", |b| b.cluster_ip("10.96.0.2")).build();
+        for (drift, is_lost, newest, count) in [
+            (Drift::Possible, true, &before, 1),
+            (Drift::Possible, false, &before, 0),
+            (Drift::Possible, true, &after, 0),
+            (Drift::Outdated, true, &before, 0),
+        ] {
+            let kernel = FakeKernel::default();
+            let mut programmer = programmer(&kernel, before.clone(), true).await;
+            programmer.drifted(&drift);
+            if is_lost {
+                kernel.lose(&mk_key("default/a"));
+            }
+            let changes = Changes::between(&before, newest);
+            programmer.take(Target { number: 2, ..Target::unconfirmed(newest.clone(), None) }, &changes);
+            programmer.call(Work::Reconcile, &changes).await;
+            assert_eq!(programmer.drifts.count, count, "{drift:?}");
+            assert_eq!(programmer.reporter.progress.borrow().drifts, count);
             // Its end would wait for a thread.
             mem::forget(programmer.flows);
         }

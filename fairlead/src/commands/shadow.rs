@@ -103,7 +103,7 @@ impl<P: DryRunPlane> Backend for Shadow<P> {
             _ = self.backend.drifted() => {}
             () = sleep_until(self.compare_at) => {}
         }
-        Drift::Possible
+        Drift::Outdated
     }
 
     async fn cleanup(&mut self) -> Result<()> {
