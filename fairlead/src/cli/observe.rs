@@ -20,7 +20,7 @@ pub(crate) struct ObserveArgs {
     #[arg(long, default_value = "127.0.0.1:10249", value_name = "ADDRESS")]
     pub(crate) metrics: HttpAddress<METRICS_PORT>,
 
-    /// Exit if the address of --healthz or --metrics cannot be bound. Default: retry every five seconds.
+    /// Exit if the address of --healthz or --metrics cannot be bound. Default: retry five times a second.
     #[arg(long)]
     pub(crate) bind_address_hard_fail: bool,
 }
