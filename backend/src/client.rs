@@ -216,7 +216,12 @@ async fn connect(address: &FrontendAddress, credentials: &Credentials) -> Result
         endpoint = endpoint.tls_config(tls).context("cannot use the TLS credentials")?;
         token = credentials.token().await?;
     }
-    let channel = endpoint.connect().await.map_err(|error| explained(&error))?;
+    let channel = endpoint.connect().await.map_err(|error| {
+        if !address.uri.starts_with("unix:") {
+            return explained(&error);
+        }
+        anyhow!("{} (check that the frontend is running, and the socket in --frontend)", chain(&error))
+    })?;
     Ok((channel, token))
 }
 

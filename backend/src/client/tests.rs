@@ -531,6 +531,20 @@ async fn refused_connection_names_the_address_and_what_to_do() {
     }
 }
 
+#[tokio::test]
+async fn refused_connection_to_a_socket_is_explained_without_a_port() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("fairlead.sock");
+    // A process that was killed leaves its socket behind.
+    drop(UnixListener::bind(&path).unwrap());
+    let address = format!("unix:{}", path.display());
+    let error = mk_grpc(&[&address]).connect(mk_hello()).await.unwrap_err().to_string();
+    for part in [address.as_str(), "Connection refused", "the socket in --frontend"] {
+        assert!(error.contains(part), "no {part} in {error}");
+    }
+    assert!(!error.contains("host and port"), "{error}");
+}
+
 #[test]
 fn options_are_checked() {
     assert!(Grpc::new(GrpcOptions::default()).is_err());
