@@ -128,7 +128,7 @@ impl Store {
     pub(crate) async fn open(StateFile { storage, boot }: StateFile, node: &str) -> (Self, Option<StoredState>) {
         let path = storage.name();
         let stored = match storage.read().await {
-            Ok(bytes) if !bytes.starts_with(snapshot::MAGIC) => {
+            Ok(bytes) if snapshot::is_of_another_version(&bytes) => {
                 info!(%path, "ignored a state file of another version, a frontend sends the state");
                 None
             }

@@ -19,8 +19,8 @@ use xxhash_rust::xxh64::xxh64;
 use super::StoredState;
 use crate::{NodeState, disk};
 
-/// Identifies the format and its version.
-pub(super) const MAGIC: &[u8; 8] = b"FlState1";
+/// Identifies the format and, with its last byte, the version.
+const MAGIC: &[u8; 8] = b"FlState1";
 
 /// Magic and checksum.
 const HEADER_BYTES: usize = MAGIC.len() + 8;
@@ -66,7 +66,9 @@ impl StoredState {
     /// When the file is damaged, or of another version or node.
     pub(crate) fn decode(node: &str, bytes: Vec<u8>) -> Result<Self> {
         let mut file = Bytes::from(bytes);
-        ensure!(file.starts_with(MAGIC), "it is no state file, or one of another version");
+        ensure!(!file.is_empty(), "it is empty");
+        ensure!(!is_of_another_version(&file), "it is a state file of another version");
+        ensure!(file.starts_with(MAGIC), "it is not a state file");
         ensure!(file.len() >= HEADER_BYTES, "it is truncated");
         file.advance(MAGIC.len());
         let checksum = file.get_u64_le();
@@ -91,6 +93,11 @@ impl StoredState {
         let boot = Some(boot.into()).filter(|boot: &Arc<str>| !boot.is_empty());
         Ok(Self { state, epoch, revision, source_version, kind_versions, boot })
     }
+}
+
+/// Whether it is a state file, but not one that is decoded here.
+pub(super) fn is_of_another_version(file: &[u8]) -> bool {
+    file.starts_with(&MAGIC[..MAGIC.len() - 1]) && !file.starts_with(MAGIC)
 }
 
 pub(crate) fn file(chunks: &[u8]) -> Vec<u8> {

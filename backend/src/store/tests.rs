@@ -82,6 +82,23 @@ async fn file_of_an_older_version_is_ignored_and_replaced() {
     assert_eq!(open(&path).await.1, Some(stored));
 }
 
+/// It may be of a later version, as after a rollback, which is no reason to warn.
+#[test]
+fn file_that_is_not_decoded_is_named_as_what_it_is() {
+    let files: [(&[u8], &str); 5] = [
+        (b"", "it is empty"),
+        (b"not a state file", "it is not a state file"),
+        (FILE_BEFORE_0_1, "it is not a state file"),
+        (b"FlState9 of a later version", "it is a state file of another version"),
+        (b"FlState1", "it is truncated"),
+    ];
+    for (file, expected) in files {
+        let error = StoredState::decode(NODE_NAME, file.to_vec()).unwrap_err().to_string();
+        assert_eq!(error, expected);
+        assert_eq!(snapshot::is_of_another_version(file), expected.contains("another version"));
+    }
+}
+
 #[test]
 fn truncated_file_is_ignored() {
     let mut history = History::new(3);
