@@ -73,8 +73,9 @@ impl Storage for LocalFile {
 }
 
 fn remove(path: &Path) {
-    if let Err(error) = fs::remove_file(path)
-        && error.kind() != io::ErrorKind::NotFound
+    // A read-only file system has the same error for a file that does not exist.
+    if path.symlink_metadata().is_ok()
+        && let Err(error) = fs::remove_file(path)
     {
         warn!(path = %path.display(), %error, "cannot remove an outdated state file");
     }
