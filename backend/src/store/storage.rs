@@ -51,6 +51,8 @@ impl Storage for LocalFile {
             let result = disk::replace(&path, &bytes);
             if result.is_err() {
                 remove(&path);
+                // What was written of it. Fails if that was nothing.
+                let _ = fs::remove_file(disk::successor(&path));
             }
             result.map(|()| bytes.len())
         };

@@ -349,6 +349,15 @@ async fn outdated_file_is_removed() {
     assert!(!path.exists());
 }
 
+#[tokio::test(start_paused = true)]
+async fn write_that_fails_leaves_no_file() {
+    let (_dir, path) = file();
+    // A directory in place of the file makes the last step of the write fail.
+    fs::create_dir_all(&path).unwrap();
+    store(&path, &numbered(1)).await;
+    assert!(!path.with_added_extension("new").exists());
+}
+
 /// 10,000 service ports with 25 endpoints each.
 #[test]
 fn node_with_250_000_endpoints_writes_less_than_3_gb_a_day() {
