@@ -215,11 +215,13 @@ impl<B: Backend> Programmer<B> {
                 // Fails only at the end of the process.
                 Ok(()) = self.targets.changed(), if is_idle => {}
                 () = runtime::sleep_until(self.sync.reconcile_at), if is_idle => {}
+                () = runtime::sleep_until(self.reporter.line_at), if is_idle => self.reporter.log_applied(),
                 () = self.health.changed() => self.publish(None),
                 drift = self.backend.drifted(), if self.sync.is_known() => self.drifted(&drift),
                 () = sleep(if is_idle { MAX_IDLE } else { watch_time }) => {}
             }
         }
+        self.reporter.log_applied();
     }
 
     /// Waits for a first commit or bookmark, or until the stored state is due: later if the kernel may be newer.

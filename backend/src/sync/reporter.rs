@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    mem,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -11,7 +12,7 @@ use proto::{
     state::ServicePortChange,
 };
 use runtime::{
-    ReadyGuard,
+    Rate, ReadyGuard, TokenBucket,
     failure::{Recovery, Repeated},
 };
 use tokio::{sync::watch, time::Instant};
@@ -24,6 +25,10 @@ use crate::{
     metrics::{Metrics, count_no_local},
 };
 
+/// How often changes have a line of their own. Those in between share the next one, because a tenant may write Services
+/// as often as the API server lets it.
+const LINES: Rate = Rate { burst: 10, every: Duration::from_millis(500) };
+
 /// Publishes [`Progress`] and counts [`Metrics`].
 #[derive(Debug)]
 pub(crate) struct Reporter {
@@ -32,14 +37,21 @@ pub(crate) struct Reporter {
     /// Released when the kernel contains a state for the first time.
     ready: Option<ReadyGuard>,
     sync_failures: Repeated,
-    /// The calls of the backend since everything was programmed.
-    unfinished: UnfinishedCalls,
+    lines: TokenBucket,
+    /// The calls of the backend since the last line.
+    unlogged: UnloggedCalls,
+    /// When changes that are programmed have a line at the latest; `None`: they have one.
+    pub(super) line_at: Option<Instant>,
 }
 
-/// Calls of the backend that together program one change or state, for one log line.
+/// Calls of the backend for one log line: those that together program one change or state, or several changes.
 #[derive(Debug, Default)]
-struct UnfinishedCalls {
+struct UnloggedCalls {
     is_reconcile: bool,
+    /// The last one that is programmed.
+    revision: Option<u64>,
+    /// How often everything was programmed.
+    syncs: usize,
     service_ports: usize,
     writes: usize,
     took: Duration,
@@ -48,7 +60,15 @@ struct UnfinishedCalls {
 
 impl Reporter {
     pub(crate) fn new(progress: watch::Sender<Progress>, metrics: Arc<Metrics>, ready: Option<ReadyGuard>) -> Self {
-        Self { progress, metrics, ready, sync_failures: Repeated::default(), unfinished: UnfinishedCalls::default() }
+        Self {
+            progress,
+            metrics,
+            ready,
+            sync_failures: Repeated::default(),
+            lines: TokenBucket::full(Instant::now()),
+            unlogged: UnloggedCalls::default(),
+            line_at: None,
+        }
     }
 
     pub(super) fn begun(&self, at: Instant) {
@@ -86,7 +106,10 @@ impl Reporter {
             info!(backend, failures = count, after_ms = duration.as_millis(), "kernel programmed again");
         }
         let revision = target.committed.map(|(_, revision)| revision.0);
-        let calls = &mut self.unfinished;
+        if work == Work::Reconcile {
+            self.log_applied();
+        }
+        let calls = &mut self.unlogged;
         calls.writes += writes;
         calls.took += took;
         calls.lock_wait += *lock_wait;
@@ -101,11 +124,15 @@ impl Reporter {
         if let Some(unfinished) = unfinished {
             debug!(revision, unfinished = unfinished.len(), writes, took_ms = milliseconds(took), "partly programmed");
         } else {
-            let UnfinishedCalls { is_reconcile, service_ports, writes, took, lock_wait } = std::mem::take(calls);
-            let took_ms = milliseconds(took);
-            let lock_wait_ms = (!lock_wait.is_zero()).then(|| milliseconds(lock_wait));
-            let event = if is_reconcile { "reconciled" } else { "applied" };
-            info!(revision, service_ports, writes, took_ms, lock_wait_ms, "{event}");
+            calls.revision = revision;
+            calls.syncs += 1;
+            match self.lines.take(LINES, Instant::now()) {
+                Err(next_line) if !calls.is_reconcile => {
+                    debug!(revision, writes, took_ms = milliseconds(took), "programmed, the next line includes it");
+                    self.line_at = Some(next_line);
+                }
+                _ => self.log(),
+            }
         }
         self.metrics.synced(work, took, *writes);
         log_unusable_families(&self.progress.borrow().unusable_families, unusable_families);
@@ -121,9 +148,30 @@ impl Reporter {
         });
     }
 
+    /// Logs the changes that are programmed and have no line yet.
+    pub(super) fn log_applied(&mut self) {
+        if self.line_at.is_some() {
+            // It is not due yet before a reconcile, and when a call fails or the process ends.
+            let _ = self.lines.take(LINES, Instant::now());
+            self.log();
+        }
+    }
+
+    fn log(&mut self) {
+        self.line_at = None;
+        let calls = mem::take(&mut self.unlogged);
+        let UnloggedCalls { is_reconcile, revision, syncs, service_ports, writes, took, lock_wait } = calls;
+        let took_ms = milliseconds(took);
+        let lock_wait_ms = (!lock_wait.is_zero()).then(|| milliseconds(lock_wait));
+        let syncs = (syncs > 1).then_some(syncs);
+        let event = if is_reconcile { "reconciled" } else { "applied" };
+        info!(revision, service_ports, writes, took_ms, lock_wait_ms, syncs, "{event}");
+    }
+
     pub(super) fn failed(&mut self, backend: &str, work: Work, error: &anyhow::Error, retry_in: Duration) {
         self.metrics.failed(work);
-        self.unfinished = UnfinishedCalls::default();
+        self.log_applied();
+        self.unlogged = UnloggedCalls::default();
         let error = format!("{error:#}");
         let retry_in_ms = retry_in.as_millis();
         if self.sync_failures.failed(&error).is_news {
@@ -167,4 +215,30 @@ pub(super) fn describe_unusable(families: &[(IpFamily, String)]) -> Vec<String> 
 
 fn milliseconds(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::mk_state;
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_without_a_pause_share_lines() {
+        let mut reporter = Reporter::new(watch::Sender::default(), Arc::default(), None);
+        let target = Target::unconfirmed(mk_state().build(), None);
+        let mut call = |work| {
+            let report = SyncReport { writes: 1, ..SyncReport::default() };
+            reporter.succeeded("fake", &target, work, &[], &report, Duration::from_millis(1));
+            (reporter.line_at.is_none(), reporter.unlogged.writes)
+        };
+        let mut lines = 0;
+        for _ in 0..6_000 {
+            let (is_logged, unlogged) = call(Work::Apply);
+            lines += usize::from(is_logged);
+            assert!(is_logged == (unlogged == 0) && unlogged <= 50, "{unlogged}");
+            tokio::time::advance(Duration::from_millis(10)).await;
+        }
+        assert!((100..150).contains(&lines), "{lines} in a minute");
+        assert_eq!(call(Work::Reconcile), (true, 0), "not delayed, and without the writes of changes");
+    }
 }
