@@ -14,7 +14,7 @@ use hyper::{
 };
 use proto::model::{FailureKind, IpFamily, ServicePortFailure};
 use runtime::{
-    Backoff,
+    Backoff, Rate, TokenBucket,
     failure::{Recovery, Repeated, chain},
     http::{self, HttpConnections, JSON},
     warn_if_news,
@@ -25,7 +25,7 @@ use tokio::{
     task::{JoinSet, spawn_blocking},
     time::{Instant, sleep},
 };
-use tracing::{Instrument as _, info, info_span};
+use tracing::{Instrument as _, debug, info, info_span};
 
 use super::{
     HealthChecks,
@@ -46,6 +46,9 @@ const MIN_LIST_DELAY: Duration = Duration::from_secs(1);
 
 /// How often the addresses of interfaces are listed, if listeners depend on them.
 const ADDRESS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How often a port that is opened or closed has a line of its own, because tenants decide how often that is.
+const LINES: Rate = Rate { burst: 10, every: Duration::from_millis(500) };
 
 /// The soft limit of open files that most systems set.
 const USUAL_FILE_LIMIT: u64 = 1024;
@@ -70,6 +73,7 @@ pub(crate) struct HealthCheckServers {
     /// The task that owns each listener.
     open: BTreeMap<Listener, JoinSet<()>>,
     failing: BTreeMap<Listener, FailingPort>,
+    lines: PortLines,
     /// The ports that cannot be opened, and those that belong to another Service.
     failures: watch::Sender<Vec<ServicePortFailure>>,
 }
@@ -81,6 +85,15 @@ type ListAddresses = fn() -> io::Result<HashSet<IpAddr>>;
 struct Listener {
     port: CheckPort,
     address: IpAddr,
+}
+
+/// Which ports that are opened or closed have a line of their own. The others share one.
+#[derive(Debug)]
+struct PortLines {
+    bucket: TokenBucket,
+    others: usize,
+    /// When the line about the others is due.
+    line_at: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -110,6 +123,7 @@ impl HealthCheckServers {
             max_open: max_open(),
             open: BTreeMap::new(),
             failing: BTreeMap::new(),
+            lines: PortLines { bucket: TokenBucket::full(Instant::now()), others: 0, line_at: None },
             failures: health.failures.0.clone(),
         }
     }
@@ -117,6 +131,7 @@ impl HealthCheckServers {
     /// Opens and closes listeners until the [`HealthChecks`] are dropped. Dropping the future closes all of them.
     pub(crate) async fn run(mut self) {
         loop {
+            self.lines.log_others();
             let interfaces = match self.interface_addresses().await {
                 Ok(interfaces) => interfaces,
                 // The listeners stay as they are.
@@ -131,11 +146,12 @@ impl HealthCheckServers {
             };
             self.reconcile(&interfaces).await;
             self.publish_failures();
-            let retry_at = self.failing.values().filter_map(|failing| failing.retry_at).min();
+            let retry_at = self.failing.values().filter_map(|failing| failing.retry_at);
+            let next = retry_at.chain(self.lines.line_at).min();
             let has_ports = self.checks.borrow().owners().next().is_some();
             tokio::select! {
                 changed = self.checks.changed() => if changed.is_err() { return },
-                () = runtime::sleep_until(retry_at) => {}
+                () = runtime::sleep_until(next) => {}
                 () = sleep(ADDRESS_INTERVAL), if has_ports && self.depends_on_interfaces() => {}
             }
         }
@@ -208,7 +224,11 @@ impl HealthCheckServers {
         for (Listener { port: CheckPort { port, family }, address }, mut task) in closing {
             // Frees the port before this returns.
             task.shutdown().await;
-            info!(port, %family, %address, "closed a health-check node port");
+            if self.lines.has_own() {
+                info!(port, %family, %address, "closed a health-check node port");
+            } else {
+                debug!(port, %family, %address, "closed another health-check node port");
+            }
         }
         let now = Instant::now();
         for (listener, service) in desired {
@@ -252,7 +272,11 @@ impl HealthCheckServers {
         };
         match bound {
             Ok(socket) => {
-                info!(%service, port, %family, %address, "opened a health-check node port");
+                if self.lines.has_own() {
+                    info!(%service, port, %family, %address, "opened a health-check node port");
+                } else {
+                    debug!(%service, port, %family, %address, "opened another health-check node port");
+                }
                 let recovery = self.failing.remove(&listener).and_then(|mut failing| failing.repeated.recovered());
                 if let Some(Recovery { count: failures, duration }) = recovery {
                     let after_ms = duration.as_millis();
@@ -277,6 +301,27 @@ impl HealthCheckServers {
                     retry_at: None,
                 });
                 failing.failed(check_port, service, error, is_retried);
+            }
+        }
+    }
+}
+
+impl PortLines {
+    /// Whether the port has a line of its own.
+    fn has_own(&mut self) -> bool {
+        let next_line = self.bucket.take(LINES, Instant::now()).err();
+        self.others += usize::from(next_line.is_some());
+        self.line_at = next_line.or(self.line_at);
+        next_line.is_none()
+    }
+
+    /// Logs the line about the others if it is due.
+    fn log_others(&mut self) {
+        let now = Instant::now();
+        if self.line_at.is_some_and(|line_at| line_at <= now) {
+            self.line_at = self.bucket.take(LINES, now).err();
+            if self.line_at.is_none() {
+                info!(count = mem::take(&mut self.others), "opened or closed other health-check node ports");
             }
         }
     }
@@ -336,4 +381,27 @@ fn response(status: StatusCode, weight: usize, body: String) -> Response<String>
     let mut response = http::response(status, JSON, body);
     response.headers_mut().insert(ENDPOINT_WEIGHT, HeaderValue::from(weight));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn ports_that_are_opened_and_closed_without_a_pause_share_lines() {
+        let mut lines = PortLines { bucket: TokenBucket::full(Instant::now()), others: 0, line_at: None };
+        let (mut own, mut shared) = (0, 0);
+        for _ in 0..6_000 {
+            let before = lines.others;
+            lines.log_others();
+            shared += usize::from(lines.others < before);
+            own += usize::from(lines.has_own());
+            assert!(lines.others <= 50, "{}", lines.others);
+            tokio::time::advance(Duration::from_millis(10)).await;
+        }
+        assert!(own < 20 && (100..150).contains(&shared), "{own} and {shared} in a minute");
+        tokio::time::advance(LINES.every).await;
+        lines.log_others();
+        assert_eq!((lines.others, lines.line_at), (0, None));
+    }
 }
