@@ -1,7 +1,7 @@
 //! Withholds large losses. A frontend that lost its objects, or serves another cluster, must not remove all Services
 //! from all nodes at once: Services that lose their endpoints beyond a limit keep them until a second snapshot confirms
-//! the loss. Everything else of the same commits is applied: a VIP or node port of a Service that is not lost is taken
-//! from a lost one at once.
+//! the loss. Everything else of the same commits is applied: a VIP, cluster IP or node port of a Service that is not lost
+//! is taken from a lost one at once.
 //!
 //! ```text
 //!   commit ──▶ NodeState as committed ──▶ Services that lost all endpoints within WINDOW ──▶ LossLimit
@@ -18,7 +18,7 @@ mod claims;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
-    fmt,
+    fmt, mem,
     net::IpAddr,
     num::NonZeroU16,
     str::FromStr,
@@ -33,7 +33,8 @@ use tokio::time::Instant;
 
 use crate::{DepartedEndpoints, NodeState, ServiceName, ServicePortState};
 
-/// Smaller losses, in Services, are always applied, even if they are a large share of a small cluster.
+/// Smaller losses, in Services of all namespaces together, are always applied, even if they are a large share of a small
+/// cluster. The namespace that loses most counts here: it may have most Services of the cluster.
 const MIN_LOST: usize = 10;
 
 /// Losses within this time count together. A frontend that loses its objects loses them within seconds.
@@ -66,6 +67,10 @@ pub(crate) struct LossGuard {
     limit: LossLimit,
     /// When Services lost all their endpoints.
     lost: BTreeMap<ServiceName, Instant>,
+    /// The same of those that were in `lost` when a snapshot confirmed it. They are not new if they return.
+    confirmed_lost: BTreeMap<ServiceName, Instant>,
+    /// When Services got endpoints that had none at the start of [`WINDOW`]. Their loss does not count.
+    new: BTreeMap<ServiceName, Instant>,
     withheld: Option<Withheld>,
     before_boot: Option<BeforeBoot>,
 }
@@ -109,7 +114,14 @@ pub(crate) struct Decision {
 
 impl LossGuard {
     pub(crate) fn new(limit: LossLimit) -> Self {
-        Self { limit, lost: BTreeMap::new(), withheld: None, before_boot: None }
+        Self {
+            limit,
+            lost: BTreeMap::new(),
+            confirmed_lost: BTreeMap::new(),
+            new: BTreeMap::new(),
+            withheld: None,
+            before_boot: None,
+        }
     }
 
     /// When a snapshot is due that confirms the withheld loss; `None` if nothing is withheld.
@@ -165,15 +177,17 @@ impl LossGuard {
         let Commit { before, after, is_confirmed } = *commit;
         let Withheld { service_ports: mut candidates, confirm_at } = self.withheld.take().unwrap_or_default();
         let mut departed = DepartedEndpoints::new();
-        let mut emptied = Vec::new();
+        let (mut emptied, mut filled) = (Vec::new(), BTreeSet::new());
         for change in before.diff(after) {
             departed.extend(change.departed());
             emptied.extend(emptied_by(&change));
+            filled.extend(filled_by(&change));
         }
         let exceeded = if is_confirmed {
-            self.lost.clear();
+            self.confirmed_lost = mem::take(&mut self.lost);
             None
         } else {
+            self.record_new(filled, before);
             self.record(&emptied, &candidates, after);
             self.check(after).err()
         };
@@ -201,6 +215,19 @@ impl LossGuard {
         Decision { state, departed, loss: exceeded.filter(|_| confirm_at.is_none()) }
     }
 
+    /// Records which of the Services that have got endpoints had none for a while. `before` is the state before that.
+    fn record_new(&mut self, filled: BTreeSet<ServiceName>, before: &NodeState) {
+        let now = Instant::now();
+        self.confirmed_lost.retain(|_, lost| now - *lost < WINDOW);
+        self.new.retain(|_, since| now - *since < WINDOW);
+        for name in filled {
+            let has_returned = self.lost.contains_key(&name) || self.confirmed_lost.contains_key(&name);
+            if !has_returned && !before.ports_of(&name).any(|(_, service)| service.has_endpoints()) {
+                self.new.entry(name).or_insert(now);
+            }
+        }
+    }
+
     /// Records which Services have lost all their endpoints. `state` is the committed one.
     fn record(&mut self, emptied: &[&ServicePortState], withheld: &BTreeSet<ServicePortKey>, state: &NodeState) {
         let now = Instant::now();
@@ -211,7 +238,10 @@ impl LossGuard {
             before_boot.is_some_and(|before| endpoints.all(|endpoint| before.endpoints.contains(&endpoint)))
         };
         for service in emptied.iter().filter(|service| !is_lost_at_boot(service)) {
-            self.lost.insert(ServiceName::of(&service.port.key), now);
+            let name = ServiceName::of(&service.port.key);
+            if !self.new.contains_key(&name) {
+                self.lost.insert(name, now);
+            }
         }
         if self.lost.is_empty() {
             return;
@@ -299,6 +329,13 @@ impl fmt::Display for Loss {
 pub(crate) fn emptied_by<'a>(change: &ServicePortChange<'a>) -> Option<&'a ServicePortState> {
     let is_empty = !change.after.is_some_and(ServicePortState::has_endpoints);
     change.before.filter(|before| before.has_endpoints() && is_empty)
+}
+
+/// The Service of the service port, if that had no endpoints and gets some.
+fn filled_by(change: &ServicePortChange<'_>) -> Option<ServiceName> {
+    let was_empty = !change.before.is_some_and(ServicePortState::has_endpoints);
+    let is_filled = was_empty && change.after.is_some_and(ServicePortState::has_endpoints);
+    is_filled.then(|| ServiceName::of(change.key))
 }
 
 #[cfg(test)]

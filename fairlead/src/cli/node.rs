@@ -71,8 +71,9 @@ pub(crate) struct NodeArgs {
 
     /// Withhold losses when, within a minute, more than this percentage of the Services with endpoints lose all of
     /// them, until a snapshot confirms it ten seconds later. Everything else is applied. Of several namespaces the one
-    /// that loses most does not count, nor do endpoints that this node had before it restarted. Losses of fewer than
-    /// ten Services are applied at once. 100 disables this.
+    /// that loses most does not count, nor do Services that had no endpoints a minute ago, nor endpoints that this node
+    /// had before it restarted. Losses of fewer than ten Services, of all namespaces together, are applied at once. 100
+    /// disables this.
     #[arg(long, default_value_t, value_name = "PERCENT")]
     pub(crate) max_loss: LossLimit,
 

@@ -390,6 +390,11 @@ fn without_taken(whole: &ServicePortState, part: &ServicePortState, committed: &
         let mut same = others().filter(|other| (other.port, other.key.protocol) == (*port, key.protocol));
         !same.any(|other| vips(other).any(|vip| vip == *ip))
     };
+    let is_free_cluster_ip = |ip: &IpAddr| {
+        let is_other = |other: &ServicePortKey| (&other.namespace, &other.name) != (&key.namespace, &key.name);
+        let mut ports = others().filter(|other| is_other(&other.key));
+        is_free(ip) && !ports.any(|other| other.cluster_ips.iter().any(|(_, other)| *other == Some(*ip)))
+    };
     let is_free_number = |number: &NonZeroU16| {
         !others().any(|other| other.node_port == Some(*number) || other.health_check_node_port == Some(*number))
     };
@@ -397,7 +402,7 @@ fn without_taken(whole: &ServicePortState, part: &ServicePortState, committed: &
     had.external_ips.retain(|ip| has.external_ips.contains(ip) || is_free(ip));
     had.load_balancer_ips.retain(|ip| has.load_balancer_ips.contains(ip) || is_free(ip));
     for (had, has) in [(&mut had.cluster_ips.v4, has.cluster_ips.v4), (&mut had.cluster_ips.v6, has.cluster_ips.v6)] {
-        *had = had.filter(|ip| has.is_some() || is_free(ip));
+        *had = had.filter(|ip| has.is_some() || is_free_cluster_ip(ip));
     }
     had.node_port = had.node_port.filter(|number| has.node_port.is_some() || is_free_number(number));
     let health_check = had.health_check_node_port;

@@ -173,6 +173,64 @@ async fn new_service_gets_the_vip_and_node_port_of_a_withheld_one_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn new_service_gets_the_cluster_ip_of_a_withheld_one_for_all_ports() {
+    let after = mk_state()
+        .service("default/web", |web| web.cluster_ip("10.96.0.1").port(81).endpoints(["10.244.1.9:8080"]))
+        // A withheld Service keeps its own cluster IP.
+        .service("default/s1:admin", |admin| admin.cluster_ip("10.96.0.2").port(81))
+        .build();
+    let mut fixture = start(&FakeKernel::default(), None);
+    let mut peer = fixture.following(&services(ALL)).await;
+    peer.commit(1, 2, operations_between(&services(ALL), &after)).await;
+    assert_eq!(peer.ack().await.digest, Some(total(&after)));
+    assert_eq!(fixture.progress.borrow().withheld_service_ports, ALL);
+    let programmed = fixture.kernel.service_ports();
+    let cluster_ip = |key| programmed.get(&mk_key(key)).unwrap().port.cluster_ips.v4.map(|ip| ip.to_string());
+    assert_eq!(cluster_ip("default/web").as_deref(), Some("10.96.0.1"));
+    assert_eq!(cluster_ip("default/s0"), None);
+    assert_eq!(cluster_ip("default/s1").as_deref(), Some("10.96.0.2"));
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn services_that_come_and_go_are_not_withheld() {
+    let lasting = mk_services(&["default/lasting"]);
+    let mut fixture = start(&FakeKernel::default(), None);
+    let mut peer = fixture.following(&lasting).await;
+    for number in 0..2 * ALL as u64 {
+        let short = format!("tenant-{}/short-{number}", number % 3);
+        let both = mk_services(&["default/lasting", &*short]);
+        let revision = 2 * number + 1;
+        peer.commit(revision, revision + 1, operations_between(&lasting, &both)).await;
+        peer.ack().await;
+        assert_eq!(fixture.keys().len(), 2);
+        peer.commit(revision + 1, revision + 2, operations_between(&both, &lasting)).await;
+        peer.ack().await;
+        assert_eq!(fixture.keys(), [mk_key("default/lasting")], "{short}");
+    }
+    assert_eq!(fixture.progress.borrow().rejected_losses, 0);
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn services_count_as_lost_a_minute_after_they_appeared() {
+    let mut fixture = start(&FakeKernel::default(), None);
+    let mut peer = fixture.following(&services(0)).await;
+    peer.commit(1, 2, operations_between(&services(0), &services(ALL))).await;
+    peer.ack().await;
+    for revision in 3..10 {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        peer.bookmark(revision, total(&services(ALL))).await;
+        peer.ack().await;
+    }
+    peer.commit(9, 10, operations_between(&services(ALL), &services(0))).await;
+    peer.ack().await;
+    assert_eq!(fixture.keys().len(), ALL);
+    assert_eq!(fixture.progress.borrow().rejected_losses, 1);
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn services_that_lose_their_endpoints_count_as_lost() {
     let empty = (0..ALL).fold(mk_state(), |state, number| {
         state.service(&format!("default/s{number}"), |service| service.cluster_ip(&format!("10.96.0.{}", number + 1)))
