@@ -233,6 +233,24 @@ fn ports_are_opened_at_the_addresses_of_node_ports_only() {
     });
 }
 
+#[test]
+fn port_is_opened_within_seconds_at_an_address_that_is_added_later() {
+    run(|| async {
+        let fixture = start_at(NodePortAddresses::Cidrs(vec!["192.168.0.0/16".parse().unwrap()]));
+        fixture.publish(&state(&["10.244.1.1:80"]));
+        for address in ["192.168.1.1", "192.168.1.7"] {
+            let added = Command::new("ip").args(["address", "add", address, "dev", "lo"]).status().unwrap();
+            assert!(added.success());
+            let until_open = async {
+                while TcpStream::connect((address, PORT)).await.is_err() {
+                    tokio::time::sleep(POLL).await;
+                }
+            };
+            timeout(Duration::from_secs(5), until_open).await.expect("the address is found");
+        }
+    });
+}
+
 /// With IPVS they are addresses of a device: each would be a socket.
 #[test]
 fn port_is_not_open_at_vips_of_other_services() {
