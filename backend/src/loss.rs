@@ -1,7 +1,7 @@
 //! Withholds large losses. A frontend that lost its objects, or serves another cluster, must not remove all Services
 //! from all nodes at once: Services that lose their endpoints beyond a limit keep them until a second snapshot confirms
-//! the loss. Everything else of the same commits is applied: a VIP, cluster IP or node port of a Service that is not lost
-//! is taken from a lost one at once.
+//! the loss. Everything else of the same commits is applied: a VIP, cluster IP or node port of a Service that is not
+//! lost is taken from a lost one at once.
 //!
 //! ```text
 //!   commit ──▶ NodeState as committed ──▶ Services that lost all endpoints within WINDOW ──▶ LossLimit
@@ -33,8 +33,8 @@ use tokio::time::Instant;
 
 use crate::{DepartedEndpoints, NodeState, ServiceName, ServicePortState};
 
-/// Smaller losses, in Services of all namespaces together, are always applied, even if they are a large share of a small
-/// cluster. The namespace that loses most counts here: it may have most Services of the cluster.
+/// Smaller losses, in Services of all namespaces together, are always applied, even if they are a large share of a
+/// small cluster. The namespace that loses most counts here: it may have most Services of the cluster.
 const MIN_LOST: usize = 10;
 
 /// Losses within this time count together. A frontend that loses its objects loses them within seconds.
