@@ -100,8 +100,9 @@ impl StoredState {
     /// Whether it is not to wait for the interval: the last facts of a Node object that is gone, or the last addresses
     /// of one that has none, are nowhere else.
     fn is_urgent_after(&self, written: &Self) -> bool {
-        let retains = |state: &NodeState| state.retains_node() || state.retains_addresses();
-        retains(&self.state) && !retains(&written.state)
+        let Self { state: after, .. } = self;
+        let before = &written.state;
+        after.retains_node() && !before.retains_node() || after.retains_addresses() && !before.retains_addresses()
     }
 }
 

@@ -421,13 +421,13 @@ impl fmt::Display for Refusal<'_> {
             Self::Protected(text) => return f.write_str(text),
             Self::UsedBy { claim, owner, why } => (claim, owner, why),
         };
-        match claim {
+        let claimed = match claim {
             VipClaim::ClusterIp(ip, port, protocol) | VipClaim::ExternalIp(ip, port, protocol) => {
-                write!(f, "{ip}, port {port}/{protocol}")?;
+                format!("{ip}, port {port}/{protocol}")
             }
-            VipClaim::NodePort(number, protocol) => write!(f, "{number}/{protocol}")?,
-        }
-        write!(f, " is used by {owner}, {why}: not served here; change one of them")
+            VipClaim::NodePort(number, protocol) => format!("{number}/{protocol}"),
+        };
+        write!(f, "{claimed} is used by {owner}, {why}: not served here; change one of them")
     }
 }
 
