@@ -6,11 +6,12 @@
 
 mod queue;
 
-use std::{future, iter, sync::Arc, time::Duration};
+use std::{iter, sync::Arc, time::Duration};
 
 use runtime::{ReadyGuard, Shutdown, lock};
 use tokio::{
     sync::mpsc,
+    task,
     time::{Instant, sleep_until, timeout},
 };
 use tracing::{debug, info, warn};
@@ -60,7 +61,7 @@ impl Frontend {
         let stop = self.until_drained(shutdown.clone());
         tokio::pin!(stop);
         let (mut received, mut queue, mut has_ended) = (Vec::new(), UpdateQueue::default(), false);
-        let (mut is_pending, mut due, mut notices_due) = (false, Instant::now(), None);
+        let (mut is_pending, mut due, mut notices_due, mut refusals_due) = (false, Instant::now(), None, None);
         loop {
             tokio::select! {
                 biased;
@@ -71,11 +72,12 @@ impl Frontend {
                     let late = iter::from_fn(|| updates.try_recv().ok());
                     late.take(QUEUED_UPDATES.saturating_sub(queue.len())).for_each(|update| queue.push(update));
                     self.apply(&mut queue);
+                    is_pending = !queue.is_empty();
                     if self.commit() {
                         drop(ready.take());
                         notices_due = self.report_problems();
+                        refusals_due = refusals_due.or_else(|| self.refusals_due());
                     }
-                    is_pending = self.context.cluster.index().has_outdated_refusals();
                     due = Instant::now() + self.interval();
                 }
                 // When the last commit is long ago, all that is queued already joins the next one.
@@ -88,9 +90,14 @@ impl Frontend {
                         warn!("object source ended, serving the last known state");
                     }
                 }
-                () = future::ready(()), if !queue.is_empty() => {
+                () = task::yield_now(), if !queue.is_empty() => {
                     self.apply(&mut queue);
                     is_pending = true;
+                }
+                () = runtime::sleep_until(refusals_due) => {
+                    self.context.cluster.index().describe_refusals();
+                    notices_due = self.report_problems();
+                    refusals_due = self.refusals_due();
                 }
                 () = runtime::sleep_until(notices_due) => {
                     notices_due = self.report_problems();
@@ -110,6 +117,12 @@ impl Frontend {
                 return;
             }
         }
+    }
+
+    /// When more refused claims are described.
+    fn refusals_due(&self) -> Option<Instant> {
+        let is_outdated = self.context.cluster.index().has_outdated_refusals();
+        is_outdated.then(|| Instant::now() + self.interval())
     }
 
     /// Returns after the shutdown when all streams have been drained, or should have been.

@@ -59,8 +59,10 @@ use self::{
 
 /// The namespace and name of the Service of the API servers.
 const API_SERVICE: (&str, &str) = ("default", "kubernetes");
-/// How many service ports' refusals are described again with a commit. Thousands may be told about one change.
-const DESCRIBED_PER_COMMIT: usize = 64;
+/// How many service ports' refusals are described again at once, of which the last one has these refused claims.
+/// Thousands may be told about one change.
+const DESCRIBED_AT_ONCE: usize = 64;
+const DESCRIBED_CLAIMS: usize = 4_096;
 /// How many pairs of an address and a port of it are protected: its slices list the sum of them, not the product.
 const MAX_API_SERVERS: usize = 1024;
 
@@ -186,7 +188,7 @@ impl Index {
         !self.dirty.is_empty() || !self.dirty_nodes.is_empty() || self.dirty_cluster
     }
 
-    /// Whether [`Self::take_changes`] has more refusals to describe again.
+    /// Whether [`Self::describe_refusals`] has more to do.
     pub(crate) fn has_outdated_refusals(&self) -> bool {
         self.are_refusals_outdated || self.described.is_some()
     }
@@ -207,7 +209,6 @@ impl Index {
         for keys in keys.chunk_by(same_service) {
             self.resolve(keys, &mut ports);
         }
-        self.describe_refusals();
         let node = |name: Arc<str>| (name.clone(), self.nodes.get(&name).cloned());
         IndexChanges {
             nodes: mem::take(&mut self.dirty_nodes).into_iter().map(node).collect(),
@@ -390,7 +391,9 @@ impl Index {
         if let Some(new) = &new {
             self.claims.change_service(new, GroupChange::Add, &mut affected);
         }
-        self.mark_claims_dirty(affected);
+        let own = old.as_ref().or(new.as_ref()).map(|service| &service.name);
+        self.are_refusals_outdated |= affected.iter().any(|key| Some(&service_of(key)) != own);
+        self.mark_dirty(affected);
         let claimed: BTreeSet<_> = old.iter().chain(&new).flat_map(external_ips).map(|(ip, _)| ip).collect();
         self.compare_endpoints(claimed);
     }
@@ -537,33 +540,33 @@ impl Index {
 
     /// Marks the service ports that claim an address in these networks as an external or load-balancer IP.
     fn mark_claimants_dirty(&mut self, networks: &[IpNet]) {
-        self.mark_claims_dirty(self.claims.claimants_in(networks));
-    }
-
-    /// Others may get the claims of these.
-    fn mark_claims_dirty(&mut self, affected: BTreeSet<ServicePortKey>) {
-        self.are_refusals_outdated |= !affected.is_empty();
-        self.mark_dirty(affected);
+        let claimants = self.claims.claimants_in(networks);
+        self.are_refusals_outdated |= !claimants.is_empty();
+        self.mark_dirty(claimants);
     }
 
     /// Describes again why some service ports do not get their claims: who gets them may have changed.
-    fn describe_refusals(&mut self) {
+    pub(crate) fn describe_refusals(&mut self) {
         if self.described.is_none() && !mem::take(&mut self.are_refusals_outdated) {
             return;
         }
-        let mut keys = self.problems.refused_after(self.described.as_ref(), DESCRIBED_PER_COMMIT);
-        let mut node_ports = NodePortOwners::new();
-        for key in &keys {
-            let name = service_of(key);
+        let keys = self.problems.refused_after(self.described.as_ref(), DESCRIBED_AT_ONCE);
+        self.described = keys.get(DESCRIBED_AT_ONCE - 1).cloned();
+        let (mut node_ports, mut claims) = (NodePortOwners::new(), 0);
+        for key in keys {
+            let name = service_of(&key);
             if let Some(service) = self.services.get(&name)
-                && let Some(port) = port_of(service, key)
+                && let Some(port) = port_of(service, &key)
             {
                 let (_, refused) = self.claims.resolve(service, port, &mut node_ports);
-                self.problems.set_claims(&name, key, refused);
+                claims += refused.claims.len();
+                self.problems.set_claims(&name, &key, refused);
+            }
+            if claims >= DESCRIBED_CLAIMS {
+                self.described = Some(key);
+                return;
             }
         }
-        let is_full = keys.len() == DESCRIBED_PER_COMMIT;
-        self.described = keys.pop().filter(|_| is_full);
     }
 
     fn mark_dirty(&mut self, keys: impl IntoIterator<Item = ServicePortKey>) {

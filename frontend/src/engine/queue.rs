@@ -5,7 +5,8 @@ use std::collections::{HashMap, VecDeque, hash_map::Entry};
 use crate::object::{ObjectKind, ObjectName, SourceUpdate};
 
 /// In the order of their arrival, except that an update of an object takes the place of one that waits: who changes an
-/// object all the time, however long that takes to apply, delays others by one update of it.
+/// object all the time, however long that takes to apply, delays others by one update of it. The result does not depend
+/// on the order, and the API promises none for different objects.
 #[derive(Debug, Default)]
 pub(super) struct UpdateQueue {
     updates: VecDeque<SourceUpdate>,

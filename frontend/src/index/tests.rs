@@ -27,6 +27,7 @@ type Views = BTreeMap<ServicePortKey, ServicePortView>;
 
 fn apply_changes(index: &mut Index, views: &mut Views) -> Vec<ServicePortKey> {
     let changes = index.take_changes();
+    index.describe_refusals();
     let keys = changes.ports.iter().map(|(key, _)| key.clone()).collect();
     for (key, view) in changes.ports {
         match view {

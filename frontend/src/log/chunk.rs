@@ -63,17 +63,20 @@ impl EncodedChunk {
 
     /// The operations in compressed form. The first call encodes and compresses them.
     pub(crate) fn deflated(&self, metrics: &Metrics) -> DeflatedOperations {
-        let deflate = || {
-            metrics.chunks_encoded.inc();
-            DeflatedOperations::new(&EncodedOperation::all(&self.operations))
+        let deflate = || match self.encoded.get() {
+            Some(encoded) => DeflatedOperations::new(encoded),
+            None => {
+                metrics.chunks_encoded.inc();
+                DeflatedOperations::new(&EncodedOperation::all(&self.operations))
+            }
         };
         metrics.chunks_sent.inc();
         self.deflated.get_or_init(deflate).clone()
     }
 
-    /// About the memory that it takes, in bytes: the values, and their encoded form.
+    /// About the memory that it takes, in bytes: the values, their encoded form, and half of that for the compressed one.
     pub(super) fn memory(&self) -> usize {
-        size_of::<Self>() + self.operations.len() * size_of::<Operation>() + 2 * self.size
+        size_of::<Self>() + self.operations.len() * size_of::<Operation>() + 5 * self.size / 2
     }
 
     /// Packs operations into chunks, in order.
