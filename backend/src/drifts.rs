@@ -16,8 +16,8 @@ use crate::Drift;
 /// keep coming back. Commits wait as long.
 const REPAIR_DELAY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// Changes that are further apart than this many delays do not keep coming back: a firewall that reloads each minute.
-/// So a repair is late by a tenth of the time at most.
+/// Changes do not keep coming back if this many delays pass between a repair and the next one: a firewall that reloads
+/// each minute. So a repair is late by a tenth of the time at most.
 const APART: u32 = 10;
 
 /// Without drift for this long, the incident is over.
@@ -28,7 +28,8 @@ pub(crate) struct Drifts {
     backoff: Backoff,
     /// The last delay.
     delay: Duration,
-    last: Option<Instant>,
+    /// When the last drift was repaired; `None`: it is not yet, or the incident is over.
+    repaired_at: Option<Instant>,
     /// The changes of this incident, by process.
     incident: Repeated,
     /// The number of changes by other processes.
@@ -40,7 +41,7 @@ impl Default for Drifts {
         Self {
             backoff: Backoff::new(REPAIR_DELAY.0, REPAIR_DELAY.1),
             delay: Duration::ZERO,
-            last: None,
+            repaired_at: None,
             incident: Repeated::default(),
             count: 0,
         }
@@ -51,10 +52,9 @@ impl Drifts {
     /// Records drift. Returns the delay before the repair.
     pub(crate) fn record(&mut self, drift: &Drift) -> Duration {
         self.end_incident();
-        if self.last.is_some_and(|last| last.elapsed() > self.delay * APART) {
+        if self.repaired_at.take().is_some_and(|at| at.elapsed() > self.delay * APART) {
             self.backoff.reset();
         }
-        self.last = Some(Instant::now());
         let delay = self.backoff.next_delay();
         self.delay = delay;
         let repair_in_ms = delay.as_millis();
@@ -86,12 +86,17 @@ impl Drifts {
         warn_if_news!(occurrence, process, "another process changed our kernel objects, repaired");
     }
 
+    /// Everything is programmed: if there was drift, it is repaired now.
+    pub(crate) fn repaired(&mut self) {
+        self.repaired_at.get_or_insert_with(Instant::now);
+    }
+
     /// Logs the end of the incident if there was no drift for a while.
     pub(crate) fn end_incident(&mut self) {
-        if self.last.is_none_or(|last| last.elapsed() < QUIET) {
+        if self.repaired_at.is_none_or(|at| at.elapsed() < QUIET) {
             return;
         }
-        self.last = None;
+        self.repaired_at = None;
         self.backoff.reset();
         if let Some(Recovery { count, duration }) = self.incident.recovered() {
             info!(changes = count, duration_ms = duration.as_millis(), "no more drift");
@@ -104,7 +109,9 @@ mod tests {
     use super::*;
 
     fn changed(drifts: &mut Drifts) -> Duration {
-        drifts.record(&Drift::Changed { object: "table".into(), process: "nft".into(), pid: 1 })
+        let delay = drifts.record(&Drift::Changed { object: "table".into(), process: "nft".into(), pid: 1 });
+        drifts.repaired();
+        delay
     }
 
     #[tokio::test(start_paused = true)]
@@ -122,7 +129,7 @@ mod tests {
 
         tokio::time::sleep(2 * QUIET).await;
         drifts.end_incident();
-        assert_eq!(drifts.last, None);
+        assert_eq!(drifts.repaired_at, None);
         assert!(changed(&mut drifts) <= 2 * REPAIR_DELAY.0);
     }
 

@@ -307,6 +307,9 @@ impl<B: Backend> Programmer<B> {
                 self.reporter.progress.send_modify(|progress| progress.drifts = self.drifts.count);
             }
         }
+        if report.unfinished.is_none() {
+            self.drifts.repaired();
+        }
         if report.writes > 0 || report.unfinished.is_none() {
             self.backoff.reset();
         }

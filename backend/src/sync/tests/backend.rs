@@ -214,6 +214,23 @@ async fn repeated_drift_is_repaired_slowly() {
     fixture.stop().await;
 }
 
+/// The other process undoes each repair at once.
+#[tokio::test(start_paused = true)]
+async fn repeated_drift_backs_off_even_if_each_repair_takes_long() {
+    let state = mk_services(&["default/a"]);
+    let mut fixture = start(&FakeKernel::default(), None);
+    let _peer = fixture.following(&state).await;
+    fixture.kernel.slow(3 * SECOND);
+    let started = Instant::now();
+    let begin = fixture.kernel.calls().len();
+    for calls in begin..begin + 100 {
+        fixture.kernel.lose(&mk_key("default/a"));
+        fixture.kernel.calls_reach(calls + 1).await;
+    }
+    assert!(started.elapsed() > 400 * SECOND, "{:?}", started.elapsed());
+    fixture.stop().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn running_call_is_finished_at_shutdown_and_no_other_begins() {
     let (a, b, c) = (mk_services(&["default/a"]), mk_services(&["default/b"]), mk_services(&["default/c"]));
