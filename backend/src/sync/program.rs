@@ -301,8 +301,9 @@ impl<B: Backend> Programmer<B> {
         self.health.publish(state, &completed);
         if work == Work::Reconcile && mem::take(repair_due) && report.writes > 0 {
             self.reporter.metrics.repairs.inc();
-            // A service port that is not rejected any more is written, too.
-            if *is_suspected && *failures == report.failures {
+            // A service port or an IP family that is not rejected any more is written, too.
+            let are_families_same = self.reporter.progress.borrow().unusable_families == report.unusable_families;
+            if *is_suspected && are_families_same && *failures == report.failures {
                 self.drifts.found();
                 self.reporter.progress.send_modify(|progress| progress.drifts = self.drifts.count);
             }
