@@ -76,7 +76,7 @@ pub(crate) struct SyncState {
     /// The service ports that the last successful call could not program.
     failures: Vec<ServicePortFailure>,
     reconcile_at: Option<Instant>,
-    /// Whether the next reconcile follows drift.
+    /// Whether the next reconcile follows drift, or the last one did and nothing is written yet.
     repair_due: bool,
     /// Whether what that reconcile writes was changed by another process: no change of the state asks for it.
     is_suspected: bool,
@@ -299,15 +299,19 @@ impl<B: Backend> Programmer<B> {
         let is_finished = unfinished.is_empty();
         self.flows.record(|pending| pending.programmed(work == Work::Reconcile, is_finished, failed));
         self.health.publish(state, &completed);
-        if work == Work::Reconcile && mem::take(repair_due) && report.writes > 0 {
+        // A service port or an IP family that is not rejected any more is written, too.
+        let failing: BTreeSet<_> = report.failures.iter().map(|failure| &failure.key).collect();
+        *is_suspected &= failures.iter().all(|failure| failing.contains(&failure.key))
+            && self.reporter.progress.borrow().unusable_families == report.unusable_families;
+        if *repair_due && report.writes > 0 {
             self.reporter.metrics.repairs.inc();
-            // A service port or an IP family that is not rejected any more is written, too.
-            let are_families_same = self.reporter.progress.borrow().unusable_families == report.unusable_families;
-            if *is_suspected && are_families_same && *failures == report.failures {
+            if *is_suspected {
                 self.drifts.found();
                 self.reporter.progress.send_modify(|progress| progress.drifts = self.drifts.count);
             }
         }
+        // The kernel may reject all transactions of the first call.
+        *repair_due &= report.writes == 0 && report.unfinished.is_some();
         if report.unfinished.is_none() {
             self.drifts.repaired();
         }
@@ -438,6 +442,26 @@ mod tests {
             // Its end would wait for a thread.
             mem::forget(programmer.flows);
         }
+    }
+
+    /// The first call may find nothing to write, or the kernel may reject all of it.
+    #[tokio::test]
+    async fn repair_of_possible_drift_is_counted_if_a_later_call_writes() {
+        let state = mk_state().service("default/a", |a| a.cluster_ip("10.96.0.1"));
+        let state = state.service("default/b", |b| b.cluster_ip("10.96.0.2")).build();
+        let kernel = FakeKernel::default();
+        let mut programmer = programmer(&kernel, state, true).await;
+        let unchanged = Changes::default();
+        programmer.call(Work::Apply, &unchanged).await;
+        assert_eq!(programmer.sync.content, Content::Complete);
+        programmer.drifted(&Drift::Possible);
+        kernel.lose(&mk_key("default/b"));
+        for (work, count) in [(Work::Reconcile, 0), (Work::Apply, 1)] {
+            programmer.call(work, &unchanged).await;
+            assert_eq!((programmer.drifts.count, programmer.reporter.metrics.repairs.get()), (count, count));
+        }
+        // Its end would wait for a thread.
+        mem::forget(programmer.flows);
     }
 
     /// Otherwise the frontend would wait for all of the reconcile, which changes of others may prolong for ever.
