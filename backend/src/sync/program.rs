@@ -210,12 +210,15 @@ impl<B: Backend> Programmer<B> {
             let watch_time = begun.elapsed().clamp(WATCH_TIME, MAX_IDLE);
             watched_at = Instant::now();
             let is_idle = work.is_none();
+            if is_idle {
+                // A timer for it would end the wait for drift, which may be comparing the kernel with the state.
+                self.reporter.log_due();
+            }
             tokio::select! {
                 () = shutdown.recv() => {}
                 // Fails only at the end of the process.
                 Ok(()) = self.targets.changed(), if is_idle => {}
                 () = runtime::sleep_until(self.sync.reconcile_at), if is_idle => {}
-                () = runtime::sleep_until(self.reporter.line_at), if is_idle => self.reporter.log_applied(),
                 () = self.health.changed() => self.publish(None),
                 drift = self.backend.drifted(), if self.sync.is_known() => self.drifted(&drift),
                 () = sleep(if is_idle { MAX_IDLE } else { watch_time }) => {}

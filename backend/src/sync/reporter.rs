@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// How often changes have a line of their own. Those in between share the next one, because a tenant may write Services
-/// as often as the API server lets it.
+/// as often as the API server lets it. The last ones have a line within [`MAX_IDLE`](super::MAX_IDLE).
 const LINES: Rate = Rate { burst: 10, every: Duration::from_millis(500) };
 
 /// Publishes [`Progress`] and counts [`Metrics`].
@@ -40,8 +40,6 @@ pub(crate) struct Reporter {
     lines: TokenBucket,
     /// The calls of the backend since the last line.
     unlogged: UnloggedCalls,
-    /// When changes that are programmed have a line at the latest; `None`: they have one.
-    pub(super) line_at: Option<Instant>,
 }
 
 /// Calls of the backend for one log line: those that together program one change or state, or several changes.
@@ -67,7 +65,6 @@ impl Reporter {
             sync_failures: Repeated::default(),
             lines: TokenBucket::full(Instant::now()),
             unlogged: UnloggedCalls::default(),
-            line_at: None,
         }
     }
 
@@ -126,12 +123,11 @@ impl Reporter {
         } else {
             calls.revision = revision;
             calls.syncs += 1;
-            match self.lines.take(LINES, Instant::now()) {
-                Err(next_line) if !calls.is_reconcile => {
-                    debug!(revision, writes, took_ms = milliseconds(took), "programmed, the next line includes it");
-                    self.line_at = Some(next_line);
-                }
-                _ => self.log(),
+            debug!(revision, writes, took_ms = milliseconds(took), "programmed");
+            if calls.is_reconcile {
+                self.log_applied();
+            } else {
+                self.log_due();
             }
         }
         self.metrics.synced(work, took, *writes);
@@ -148,17 +144,18 @@ impl Reporter {
         });
     }
 
-    /// Logs the changes that are programmed and have no line yet.
-    pub(super) fn log_applied(&mut self) {
-        if self.line_at.is_some() {
-            // It is not due yet before a reconcile, and when a call fails or the process ends.
-            let _ = self.lines.take(LINES, Instant::now());
-            self.log();
+    /// As [`Self::log_applied`], if it is time for a line.
+    pub(super) fn log_due(&mut self) {
+        if self.unlogged.syncs > 0 && self.lines.take(LINES, Instant::now()).is_ok() {
+            self.log_applied();
         }
     }
 
-    fn log(&mut self) {
-        self.line_at = None;
+    /// Logs the changes that are programmed and have no line yet.
+    pub(super) fn log_applied(&mut self) {
+        if self.unlogged.syncs == 0 {
+            return;
+        }
         let calls = mem::take(&mut self.unlogged);
         let UnloggedCalls { is_reconcile, revision, syncs, service_ports, writes, took, lock_wait } = calls;
         let took_ms = milliseconds(took);
@@ -229,7 +226,7 @@ mod tests {
         let mut call = |work| {
             let report = SyncReport { writes: 1, ..SyncReport::default() };
             reporter.succeeded("fake", &target, work, &[], &report, Duration::from_millis(1));
-            (reporter.line_at.is_none(), reporter.unlogged.writes)
+            (reporter.unlogged.syncs == 0, reporter.unlogged.writes)
         };
         let mut lines = 0;
         for _ in 0..6_000 {
