@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeSet,
-    mem,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -40,10 +39,12 @@ pub(crate) struct Reporter {
     lines: TokenBucket,
     /// The calls of the backend since the last line.
     unlogged: UnloggedCalls,
+    /// Those of them up to the last change that is programmed.
+    deferred: Option<UnloggedCalls>,
 }
 
 /// Calls of the backend for one log line: those that together program one change or state, or several changes.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct UnloggedCalls {
     is_reconcile: bool,
     /// The last one that is programmed.
@@ -65,6 +66,7 @@ impl Reporter {
             sync_failures: Repeated::default(),
             lines: TokenBucket::full(Instant::now()),
             unlogged: UnloggedCalls::default(),
+            deferred: None,
         }
     }
 
@@ -123,6 +125,7 @@ impl Reporter {
         } else {
             calls.revision = revision;
             calls.syncs += 1;
+            self.deferred = Some(*calls);
             debug!(revision, writes, took_ms = milliseconds(took), "programmed");
             if calls.is_reconcile {
                 self.log_applied();
@@ -146,17 +149,15 @@ impl Reporter {
 
     /// As [`Self::log_applied`], if it is time for a line.
     pub(super) fn log_due(&mut self) {
-        if self.unlogged.syncs > 0 && self.lines.take(LINES, Instant::now()).is_ok() {
+        if self.deferred.is_some() && self.lines.take(LINES, Instant::now()).is_ok() {
             self.log_applied();
         }
     }
 
     /// Logs the changes that are programmed and have no line yet.
     pub(super) fn log_applied(&mut self) {
-        if self.unlogged.syncs == 0 {
-            return;
-        }
-        let calls = mem::take(&mut self.unlogged);
+        let Some(calls) = self.deferred.take() else { return };
+        self.unlogged = UnloggedCalls::default();
         let UnloggedCalls { is_reconcile, revision, syncs, service_ports, writes, took, lock_wait } = calls;
         let took_ms = milliseconds(took);
         let lock_wait_ms = (!lock_wait.is_zero()).then(|| milliseconds(lock_wait));
@@ -226,7 +227,7 @@ mod tests {
         let mut call = |work| {
             let report = SyncReport { writes: 1, ..SyncReport::default() };
             reporter.succeeded("fake", &target, work, &[], &report, Duration::from_millis(1));
-            (reporter.unlogged.syncs == 0, reporter.unlogged.writes)
+            (reporter.deferred.is_none(), reporter.unlogged.writes)
         };
         let mut lines = 0;
         for _ in 0..6_000 {
@@ -237,5 +238,20 @@ mod tests {
         }
         assert!((100..150).contains(&lines), "{lines} in a minute");
         assert_eq!(call(Work::Reconcile), (true, 0), "not delayed, and without the writes of changes");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_that_fails_is_not_in_the_line_of_those_before() {
+        let mut reporter = Reporter::new(watch::Sender::default(), Arc::default(), None);
+        let target = Target::unconfirmed(mk_state().build(), None);
+        let mut report = SyncReport { writes: 1, ..SyncReport::default() };
+        while reporter.deferred.is_none() {
+            reporter.succeeded("fake", &target, Work::Apply, &[], &report, Duration::from_millis(1));
+        }
+        report.unfinished = Some(BTreeSet::new());
+        reporter.succeeded("fake", &target, Work::Apply, &[], &report, Duration::from_millis(1));
+        assert_eq!((reporter.deferred.map(|calls| calls.writes), reporter.unlogged.writes), (Some(1), 2));
+        reporter.failed("fake", Work::Apply, &anyhow::anyhow!("no memory"), Duration::ZERO);
+        assert!(reporter.deferred.is_none() && reporter.unlogged.writes == 0);
     }
 }
