@@ -75,10 +75,9 @@ impl Storage for LocalFile {
 }
 
 fn remove(path: &Path) {
-    // A read-only file system has the same error for a file that does not exist.
-    if path.symlink_metadata().is_ok()
-        && let Err(error) = fs::remove_file(path)
-    {
+    // On a read-only file system, the removal of a file that does not exist fails with the same error as that of others.
+    let is_absent = path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    if !is_absent && let Err(error) = fs::remove_file(path) {
         warn!(path = %path.display(), %error, "cannot remove an outdated state file");
     }
 }
