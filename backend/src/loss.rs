@@ -67,8 +67,8 @@ pub(crate) struct LossGuard {
     limit: LossLimit,
     /// When Services lost all their endpoints.
     lost: BTreeMap<ServiceName, Instant>,
-    /// The same of those that were in `lost` when a snapshot confirmed it. They are not new if they return.
-    confirmed_lost: BTreeMap<ServiceName, Instant>,
+    /// Those that were in `lost` when a snapshot confirmed it. They are not new if they return, however late.
+    confirmed_lost: BTreeSet<ServiceName>,
     /// When Services got endpoints that had none at the start of [`WINDOW`]. Their loss does not count.
     new: BTreeMap<ServiceName, Instant>,
     withheld: Option<Withheld>,
@@ -117,7 +117,7 @@ impl LossGuard {
         Self {
             limit,
             lost: BTreeMap::new(),
-            confirmed_lost: BTreeMap::new(),
+            confirmed_lost: BTreeSet::new(),
             new: BTreeMap::new(),
             withheld: None,
             before_boot: None,
@@ -184,7 +184,7 @@ impl LossGuard {
             filled.extend(filled_by(&change));
         }
         let exceeded = if is_confirmed {
-            self.confirmed_lost = mem::take(&mut self.lost);
+            self.confirmed_lost = mem::take(&mut self.lost).into_keys().collect();
             None
         } else {
             self.record_new(filled, before);
@@ -218,10 +218,9 @@ impl LossGuard {
     /// Records which of the Services that have got endpoints had none for a while. `before` is the state before that.
     fn record_new(&mut self, filled: BTreeSet<ServiceName>, before: &NodeState) {
         let now = Instant::now();
-        self.confirmed_lost.retain(|_, lost| now - *lost < WINDOW);
         self.new.retain(|_, since| now - *since < WINDOW);
         for name in filled {
-            let has_returned = self.lost.contains_key(&name) || self.confirmed_lost.contains_key(&name);
+            let has_returned = self.confirmed_lost.remove(&name) || self.lost.contains_key(&name);
             if !has_returned && !before.ports_of(&name).any(|(_, service)| service.has_endpoints()) {
                 self.new.entry(name).or_insert(now);
             }

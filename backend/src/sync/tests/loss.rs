@@ -230,6 +230,29 @@ async fn services_count_as_lost_a_minute_after_they_appeared() {
     fixture.stop().await;
 }
 
+/// The source of the frontends is repaired minutes later, and fails again.
+#[tokio::test(start_paused = true)]
+async fn services_that_return_after_a_confirmed_loss_count_as_lost() {
+    let (mut fixture, _first) = withheld_loss(&FakeKernel::default(), 0).await;
+    let mut peer = fixture.session().await;
+    peer.welcome(Epoch(7), SyncMode::Snapshot).await;
+    peer.commit(0, 9, everything(&services(0))).await;
+    peer.ack().await;
+    assert_eq!(fixture.keys().len(), 0);
+    for revision in 10..40 {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        peer.bookmark(revision, total(&services(0))).await;
+        peer.ack().await;
+    }
+    peer.commit(39, 40, operations_between(&services(0), &services(ALL))).await;
+    peer.ack().await;
+    peer.commit(40, 41, operations_between(&services(ALL), &services(0))).await;
+    peer.ack().await;
+    assert_eq!(fixture.keys().len(), ALL);
+    assert_eq!(fixture.progress.borrow().rejected_losses, 2);
+    fixture.stop().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn services_that_lose_their_endpoints_count_as_lost() {
     let empty = (0..ALL).fold(mk_state(), |state, number| {
