@@ -70,6 +70,10 @@ impl FamilyUpdate<'_> {
                 let unneeded = ChainContent { is_needed: false, ..ChainContent::of(&chain.rules) };
                 result.changes.chains.insert((chain.table, Arc::from(chain.name)), Some(unneeded));
             }
+            // One that an earlier base ruleset has left may not be deleted yet. It is not of the content any more.
+            for chain in &base.chains {
+                result.changes.chains.insert((chain.table, Arc::from(&*chain.name)), None);
+            }
         }
         let steps = self.steps();
         let mut executed = steps.len();
@@ -126,7 +130,7 @@ impl FamilyUpdate<'_> {
         }
         if self.unneeded == Unneeded::Delete {
             let desired = self.updates.iter().filter_map(|update| update.desired[self.family].as_ref());
-            let steps = unneeded_steps(self.content(), desired);
+            let steps = unneeded_steps(self.content(), self.new_base(), desired);
             all.extend(steps.into_iter().map(|(order, step)| OrderedStep { order, owner: None, step }));
         }
         all.sort_by_key(|step| step.order);

@@ -16,7 +16,7 @@ use iptables::{ChainSpec, Table};
 
 use crate::{
     content::{ChainKey, Content, Installed, LineKey},
-    desired::Desired,
+    desired::{Base, Desired},
     names::ChainKind,
     table::SharedChain,
 };
@@ -70,12 +70,15 @@ pub(super) fn steps<'a>(
     steps
 }
 
-/// The steps that delete what no service port needs, except for what these service ports will claim.
+/// The steps that delete what no service port needs, except for what these service ports will claim, and for chains of
+/// the base ruleset.
 pub(super) fn unneeded_steps<'a>(
     content: &Content,
+    base: &Base,
     desired: impl Iterator<Item = &'a Desired>,
 ) -> Vec<(StepOrder, Step<'a>)> {
-    let (mut chains, mut lines) = (BTreeSet::new(), BTreeSet::new());
+    let mut chains: BTreeSet<_> = base.chains.iter().map(|chain| (chain.table, &*chain.name)).collect();
+    let mut lines = BTreeSet::new();
     for desired in desired {
         chains.extend(desired.chains.iter().map(|chain| (chain.table, &*chain.name)));
         lines.extend(desired.lines.iter().map(|(shared, line)| (*shared, &**line)));

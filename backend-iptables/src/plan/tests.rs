@@ -192,6 +192,26 @@ COMMIT
     );
 }
 
+/// A node has several pod CIDRs, one, and several again, before the chain for several is deleted.
+#[tokio::test]
+async fn a_chain_that_the_base_ruleset_needs_again_is_kept() {
+    let with = |cidrs: &[&str]| beside(mk_state().pod_cidrs(cidrs.iter().copied()));
+    let (two, one) = (with(&["10.244.1.0/24", "10.244.2.0/24"]), with(&["10.244.1.0/24"]));
+    let options = DataplaneOptions { local_detector: LocalDetector::NodeCidr, ..DataplaneOptions::default() };
+    let kernel = FakeKernel::default();
+    let mut driver = kernel.driver(options);
+    driver.reconcile_all(&two).await.unwrap();
+    let (rules, mut current) = (kernel.shape(IpFamily::V4), two.clone());
+    let changes = backend::testing::transition(&mut current, &one);
+    let report = driver.apply(&current, &changes).await.unwrap();
+    assert!(report.unfinished.is_some(), "the chain is not deleted yet: {report:?}");
+    let changes = backend::testing::transition(&mut current, &two);
+    driver.apply_all(&current, &changes).await.unwrap();
+    let restores = kernel.take_restores();
+    assert!(restores.iter().all(|restore| restore.accepted), "{restores:?}");
+    assert_eq!(kernel.shape(IpFamily::V4), rules);
+}
+
 #[tokio::test]
 async fn an_equal_state_writes_nothing() {
     let state = state(|web| web.endpoints(ONE));
