@@ -111,10 +111,19 @@ impl Fixture {
         self.is_due(&flow(to, answered_by))
     }
 
-    /// A pass that finds this number of connections to the endpoint. Returns how many were reset.
+    /// A pass that finds this number of connections to the endpoint, and rejects them. Returns how many were reset.
     fn pass(&mut self, open: usize) -> usize {
+        self.limited_pass(open, open)
+    }
+
+    /// The same; it rejects only some of them.
+    fn limited_pass(&mut self, open: usize, rejected: usize) -> usize {
         let mut due = self.departed.due(&self.state, |_| true, self.now);
-        due.ports.iter_mut().filter_map(|port| port.open.get_mut(&endpoint(GONE))).for_each(|count| *count = open);
+        let gone = endpoint(GONE);
+        for port in due.ports.iter_mut().filter(|port| port.open.contains_key(&gone)) {
+            port.open.insert(gone, open);
+            port.rejected.insert(gone, rejected);
+        }
         self.departed.passed(&due, self.now)
     }
 }
@@ -285,6 +294,18 @@ fn passes_pause_longer_and_longer_and_end() {
 }
 
 #[test]
+fn connections_that_were_not_rejected_do_not_count() {
+    let mut fixture = departed(&web(&ONE, &[GONE]));
+    assert_eq!(fixture.limited_pass(20, 4), 0);
+    fixture.now += PAUSES[0];
+    assert_eq!(fixture.limited_pass(10, 4), 4, "six have ended by themselves");
+    fixture.now += PAUSES[1];
+    assert_eq!(fixture.limited_pass(9, 4), 1);
+    assert_eq!(fixture.departed.unverified, 0);
+}
+
+/// Those that a pass has rejected count unless a later pass tells whether they were reset.
+#[test]
 fn connections_are_counted_although_no_pass_follows() {
     let returns = |fixture: &mut Fixture| fixture.commit(&web(&BOTH, &[]));
     let is_not_gone = |fixture: &mut Fixture| fixture.commit(&web(&ONE, &[]));
@@ -294,13 +315,17 @@ fn connections_are_counted_although_no_pass_follows() {
     let changes: [fn(&mut Fixture); 5] = [returns, is_not_gone, is_deleted, has_a_new_session, ends];
     for (n, change) in changes.into_iter().enumerate() {
         let mut fixture = departed(&web(&ONE, &[GONE]));
+        assert_eq!((fixture.limited_pass(20, 4), fixture.departed.unverified), (0, 0));
+        for _ in 0..2 {
+            change(&mut fixture);
+            assert_eq!(fixture.departed.unverified, 4, "{n}");
+        }
+        fixture = departed(&web(&ONE, &[GONE]));
         assert_eq!((fixture.pass(4), fixture.departed.unverified), (0, 0));
         fixture.now += PAUSES[0];
         assert_eq!((fixture.pass(3), fixture.departed.unverified), (1, 0));
-        for _ in 0..2 {
-            change(&mut fixture);
-            assert_eq!(fixture.departed.unverified, 3, "{n}");
-        }
+        change(&mut fixture);
+        assert_eq!(fixture.departed.unverified, 0, "{n}: they have survived a pass");
     }
 }
 
@@ -423,6 +448,8 @@ fn a_pass_resets_what_is_still_due() {
             fixture.departed.retain_due(due);
         };
         reset(&mut rejecter, &mut due, listed).unwrap();
+        let rejected: Vec<_> = due.ports.iter().map(|port| port.rejected.values().sum::<usize>()).collect();
+        assert_eq!(rejected, [1, 0]);
         for _ in 0..2 {
             let rules = list("ip");
             assert!(rules.contains("10.96.0.1 . 80 . 10.244.1.3") && !rules.contains("10.244.1.4"), "{rules}");
