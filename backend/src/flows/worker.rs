@@ -18,7 +18,7 @@ use tracing::{debug, info};
 use super::{
     pending::PendingFlows,
     requests::{Requests, Wake},
-    resets::{Due, MAX_REST, MIN_REST, REST_FACTOR, Rejecter, reset},
+    resets::{Due, Rejecter, Rest, reset},
     table::FlowTable,
     udp::{FamilyCleanup, UdpVips, clean_up},
 };
@@ -49,7 +49,7 @@ impl<T: FlowTable> Worker<T> {
     pub(super) fn run(mut self) {
         let mut retries = Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1);
         let mut retry_at = None;
-        let mut reset_retries = Backoff::new(MIN_REST, MAX_REST);
+        let mut rest = Rest::default();
         let (mut resets_from, mut cleans_from) = (Instant::now(), Instant::now());
         let mut is_due = false;
         loop {
@@ -69,11 +69,7 @@ impl<T: FlowTable> Worker<T> {
             let now = Instant::now();
             if resets_from <= now && self.requests.with(|pending| pending.next_reset()).is_some_and(|at| at <= now) {
                 let result = self.reset();
-                let rest = if result.is_err() { reset_retries.next_delay() } else { MIN_REST };
-                resets_from = Instant::now() + rest.max(now.elapsed().saturating_mul(REST_FACTOR));
-                if result.is_ok() {
-                    reset_retries.reset();
-                }
+                resets_from = Instant::now() + rest.after(now.elapsed(), result.is_err());
                 self.report_resets(result);
             }
             if is_due && cleans_from <= Instant::now() {
