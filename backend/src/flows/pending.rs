@@ -209,7 +209,8 @@ impl PendingFlows {
         self.is_confirmed.then_some(self.udp_version)
     }
 
-    /// What UDP flows are compared with now: the newest state, and the service ports that the kernel may have otherwise.
+    /// What UDP flows are compared with now: the newest state, and the service ports that the kernel may have
+    /// otherwise.
     pub(super) fn udp(&self) -> (NodeState, BTreeSet<ServicePortKey>) {
         let except = self.changed.keys().filter(|key| key.protocol == Protocol::Udp).cloned();
         (self.state.clone(), except.collect())

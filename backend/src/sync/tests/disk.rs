@@ -77,8 +77,8 @@ async fn state_file_is_complete_after_a_disk_has_recovered() {
     peer.ack().await;
     fixture.progress.wait_for(|progress| progress.state_file_error.is_some()).await.unwrap();
 
-    // The blocked write ends, with an error because a FIFO cannot be synced. It is removed, and the write repeated after
-    // a delay.
+    // The blocked write ends, with an error because a FIFO cannot be synced. It is removed, and the write repeated
+    // after a delay.
     std::thread::spawn(move || std::fs::read(successor)).join().unwrap().unwrap();
     fixture.progress.wait_for(|progress| progress.state_file_error.is_none()).await.unwrap();
     fixture.stop().await;
