@@ -75,7 +75,7 @@ impl Storage for LocalFile {
 }
 
 fn remove(path: &Path) {
-    // On a read-only file system, the removal of a file that does not exist fails with the same error as that of others.
+    // On a read-only file system, the removal of a file that does not exist fails with the same error as others.
     let is_absent = path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
     if !is_absent && let Err(error) = fs::remove_file(path) {
         warn!(path = %path.display(), %error, "cannot remove an outdated state file");

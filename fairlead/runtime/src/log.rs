@@ -37,8 +37,7 @@ pub enum LogFormat {
 }
 
 /// Directives before those of the operator, who can override them. kube logs each failed request without its cause; the
-/// callers of kube log it with its cause. h2 warns of each frame that breaks the protocol, by which any client could fill
-/// the log.
+/// callers of kube log it with its cause. h2 warns of each frame that breaks the protocol: a client could fill the log.
 const DEFAULT_DIRECTIVES: &str = "kube_client::client::builder=off,h2=off";
 
 /// Writes all events of this process to stderr. `filter` is a list of directives, as in `info,fairlead_backend=debug`.

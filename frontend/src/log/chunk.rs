@@ -74,7 +74,7 @@ impl EncodedChunk {
         self.deflated.get_or_init(deflate).clone()
     }
 
-    /// About the memory that it takes, in bytes: the values, their encoded form, and half of that for the compressed one.
+    /// About the memory that it takes, in bytes: the values, their encoded form, and half of that for the compressed.
     pub(super) fn memory(&self) -> usize {
         size_of::<Self>() + self.operations.len() * size_of::<Operation>() + 5 * self.size / 2
     }

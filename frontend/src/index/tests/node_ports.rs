@@ -201,5 +201,5 @@ fn many_services_that_claim_the_same_addresses_do_not_multiply_the_cost_of_a_cha
         commits += 1;
     }
     assert!(!owner(&index), "{:?}", messages(&index, "s-199"));
-    assert_eq!(commits, 4, "200 service ports, 64 at once");
+    assert_eq!(commits, 5, "199 service ports with 101 refused claims each, 4,096 at once");
 }
