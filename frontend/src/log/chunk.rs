@@ -9,8 +9,7 @@ use proto::{
 
 use crate::metrics::Metrics;
 
-/// The target size of a chunk in bytes; a single operation may be larger. Far below the message size limit, because the
-/// buffers of a client stay as large as its largest message.
+/// The target size of a chunk in bytes; a single operation may be larger. A change replaces those of its buckets.
 pub(crate) const CHUNK_BYTES: usize = 24 << 10;
 
 /// The maximum number of endpoints in one operation: at 19 bytes each they fit into a chunk.

@@ -32,6 +32,11 @@ use super::{
 /// The base of the first batch to a client that does not resume.
 const NO_REVISION: Revision = Revision(0);
 
+/// The target size of a message in bytes, before it is compressed; one chunk may be larger. Far below the size limit,
+/// because the buffers of a client stay as large as its largest message, but large, because each message costs a
+/// frontend as much as 50 KB in it.
+const BATCH_BYTES: usize = 4 * CHUNK_BYTES;
+
 /// How long after a snapshot or repair has been handed to the transport its permit is kept while there is no Ack. A
 /// backend acknowledges when its kernel is programmed, which may take long; a transfer that takes longer than this is
 /// the client's fault.
@@ -463,7 +468,7 @@ impl<'a> Session<'a> {
         let part = Batch { base, target, oldest_trigger, ..Batch::default() };
         let (mut pending, mut size) = (Vec::new(), 0);
         for chunk in chunks {
-            if size + chunk.size() > CHUNK_BYTES && !pending.is_empty() {
+            if size + chunk.size() > BATCH_BYTES && !pending.is_empty() {
                 let chunks = mem::take(&mut pending);
                 self.output.send(OutgoingMessage::Batch { header: part.clone(), chunks }).await?;
                 size = 0;

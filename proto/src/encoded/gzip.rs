@@ -51,8 +51,8 @@ impl DeflatedOperations {
     }
 }
 
-/// The batch with these operations as gRPC sends it, compressed and with its header. The `operations` of `batch` must be
-/// empty.
+/// The batch with these operations as gRPC sends it, compressed and with its header. The `operations` of `batch` must
+/// be empty.
 #[must_use]
 pub fn gzip_batch(batch: &model::Batch, operations: &[DeflatedOperations]) -> Bytes {
     let size = |size: fn(&DeflatedOperations) -> usize| operations.iter().map(size).sum::<usize>();
