@@ -87,8 +87,8 @@ pub enum Drift {
         /// The id of the process or thread.
         pid: u32,
     },
-    /// Notifications were lost or are ambiguous, or the kernel could not be read, so another process may have changed
-    /// objects of ours. If so, the reconcile writes.
+    /// Notifications were lost or are ambiguous, so another process may have changed objects of ours. If so, the
+    /// reconcile writes.
     Possible,
     /// No other process, but the node may have changed what is to be programmed: its addresses, or an IP family that
     /// the kernel can program again.

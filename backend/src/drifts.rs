@@ -1,6 +1,6 @@
 //! Drift: when it is repaired, and when it is logged.
 
-use std::time::Duration;
+use std::{mem, time::Duration};
 
 use runtime::{
     Backoff,
@@ -28,8 +28,9 @@ pub(crate) struct Drifts {
     backoff: Backoff,
     /// The last delay.
     delay: Duration,
-    /// When the last drift was repaired; `None`: it is not yet, or the incident is over.
-    repaired_at: Option<Instant>,
+    /// When the last drift was repaired, or recorded while it is not; `None`: the incident is over.
+    last: Option<Instant>,
+    is_repaired: bool,
     /// The changes of this incident, by process.
     incident: Repeated,
     /// The number of changes by other processes.
@@ -41,7 +42,8 @@ impl Default for Drifts {
         Self {
             backoff: Backoff::new(REPAIR_DELAY.0, REPAIR_DELAY.1),
             delay: Duration::ZERO,
-            repaired_at: None,
+            last: None,
+            is_repaired: true,
             incident: Repeated::default(),
             count: 0,
         }
@@ -52,9 +54,10 @@ impl Drifts {
     /// Records drift. Returns the delay before the repair.
     pub(crate) fn record(&mut self, drift: &Drift) -> Duration {
         self.end_incident();
-        if self.repaired_at.take().is_some_and(|at| at.elapsed() > self.delay * APART) {
+        if self.is_repaired && self.last.is_some_and(|last| last.elapsed() > self.delay * APART) {
             self.backoff.reset();
         }
+        (self.last, self.is_repaired) = (Some(Instant::now()), false);
         let delay = self.backoff.next_delay();
         self.delay = delay;
         let repair_in_ms = delay.as_millis();
@@ -88,15 +91,17 @@ impl Drifts {
 
     /// Everything is programmed: if there was drift, it is repaired now.
     pub(crate) fn repaired(&mut self) {
-        self.repaired_at.get_or_insert_with(Instant::now);
+        if !mem::replace(&mut self.is_repaired, true) {
+            self.last = Some(Instant::now());
+        }
     }
 
     /// Logs the end of the incident if there was no drift for a while.
     pub(crate) fn end_incident(&mut self) {
-        if self.repaired_at.is_none_or(|at| at.elapsed() < QUIET) {
+        if self.last.is_none_or(|last| last.elapsed() < QUIET) {
             return;
         }
-        self.repaired_at = None;
+        self.last = None;
         self.backoff.reset();
         if let Some(Recovery { count, duration }) = self.incident.recovered() {
             info!(changes = count, duration_ms = duration.as_millis(), "no more drift");
@@ -129,7 +134,7 @@ mod tests {
 
         tokio::time::sleep(2 * QUIET).await;
         drifts.end_incident();
-        assert_eq!(drifts.repaired_at, None);
+        assert_eq!(drifts.last, None);
         assert!(changed(&mut drifts) <= 2 * REPAIR_DELAY.0);
     }
 

@@ -33,6 +33,9 @@ use tokio::time::Instant;
 
 use crate::{DepartedEndpoints, NodeState, ServiceName, ServicePortState};
 
+/// How many Services are remembered whose loss a frontend has confirmed. Beyond it their return counts as new.
+const MAX_CONFIRMED_LOST: usize = 65_536;
+
 /// Smaller losses, in Services of all namespaces together, are always applied, even if they are a large share of a
 /// small cluster. The namespace that loses most counts here: it may have most Services of the cluster.
 const MIN_LOST: usize = 10;
@@ -184,7 +187,12 @@ impl LossGuard {
             filled.extend(filled_by(&change));
         }
         let exceeded = if is_confirmed {
-            self.confirmed_lost = mem::take(&mut self.lost).into_keys().collect();
+            self.confirmed_lost.extend(mem::take(&mut self.lost).into_keys());
+            let serves = |name: &_| after.ports_of(name).any(|(_, service)| service.has_endpoints());
+            self.confirmed_lost.retain(|name| !serves(name));
+            if self.confirmed_lost.len() > MAX_CONFIRMED_LOST {
+                self.confirmed_lost.clear();
+            }
             None
         } else {
             self.record_new(filled, before);

@@ -71,7 +71,7 @@ impl Frontend {
                     // What has been queued until now joins this commit.
                     let late = iter::from_fn(|| updates.try_recv().ok());
                     late.take(QUEUED_UPDATES.saturating_sub(queue.len())).for_each(|update| queue.push(update));
-                    self.apply(&mut queue);
+                    self.apply(&mut queue).await;
                     is_pending = !queue.is_empty();
                     if self.commit() {
                         drop(ready.take());
@@ -80,24 +80,24 @@ impl Frontend {
                     }
                     due = Instant::now() + self.interval();
                 }
+                () = runtime::sleep_until(refusals_due) => {
+                    self.context.cluster.index().describe_refusals();
+                    notices_due = self.report_problems();
+                    refusals_due = self.refusals_due();
+                }
                 // When the last commit is long ago, all that is queued already joins the next one.
                 count = updates.recv_many(&mut received, QUEUED_UPDATES), if !has_ended && queue.len() < QUEUED_UPDATES => {
                     received.drain(..).for_each(|update| queue.push(update));
-                    self.apply(&mut queue);
+                    self.apply(&mut queue).await;
                     is_pending |= count > 0;
                     has_ended = count == 0;
                     if has_ended && !shutdown.is_triggered() {
                         warn!("object source ended, serving the last known state");
                     }
                 }
-                () = task::yield_now(), if !queue.is_empty() => {
-                    self.apply(&mut queue);
+                () = async {}, if !queue.is_empty() => {
+                    self.apply(&mut queue).await;
                     is_pending = true;
-                }
-                () = runtime::sleep_until(refusals_due) => {
-                    self.context.cluster.index().describe_refusals();
-                    notices_due = self.report_problems();
-                    refusals_due = self.refusals_due();
                 }
                 () = runtime::sleep_until(notices_due) => {
                     notices_due = self.report_problems();
@@ -108,13 +108,13 @@ impl Frontend {
         info!(rebuilds, chunks_encoded, chunks_sent, "engine stopped, no more commits");
     }
 
-    /// Applies what waits, for a limited time.
-    fn apply(&self, queue: &mut UpdateQueue) {
+    /// Applies what waits, for a limited time, after which other tasks have their turn.
+    async fn apply(&self, queue: &mut UpdateQueue) {
         let begun = Instant::now();
         while let Some(update) = queue.pop() {
             self.context.cluster.index().apply(update);
             if begun.elapsed() >= MAX_APPLY_TIME {
-                return;
+                return task::yield_now().await;
             }
         }
     }

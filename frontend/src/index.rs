@@ -59,8 +59,8 @@ use self::{
 
 /// The namespace and name of the Service of the API servers.
 const API_SERVICE: (&str, &str) = ("default", "kubernetes");
-/// How many service ports' refusals are described again at once, of which the last one has these refused claims.
-/// Thousands may be told about one change.
+/// How many service ports' refusals are described again at once, until they claim so many VIPs: thousands may be told
+/// about one change.
 const DESCRIBED_AT_ONCE: usize = 64;
 const DESCRIBED_CLAIMS: usize = 4_096;
 /// How many pairs of an address and a port of it are protected: its slices list the sum of them, not the product.
@@ -559,7 +559,7 @@ impl Index {
                 && let Some(port) = port_of(service, &key)
             {
                 let (_, refused) = self.claims.resolve(service, port, &mut node_ports);
-                claims += refused.claims.len();
+                claims += 1 + external_ips(service).count();
                 self.problems.set_claims(&name, &key, refused);
             }
             if claims >= DESCRIBED_CLAIMS {

@@ -52,8 +52,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
                 Ok(Some(drift)) => return drift,
                 Err(error) => {
                     warn!(error = format!("{error:#}"), "cannot read the kernel to detect changes");
-                    // What a removal has left is our own.
-                    return if self.is_removing { Drift::Outdated } else { Drift::Possible };
+                    return Drift::Outdated;
                 }
             }
         }

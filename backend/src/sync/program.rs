@@ -304,8 +304,9 @@ impl<B: Backend> Programmer<B> {
         self.health.publish(state, &completed);
         // A service port or an IP family that is not rejected any more is written, too.
         let failing: BTreeSet<_> = report.failures.iter().map(|failure| &failure.key).collect();
+        let left_out = self.reporter.progress.borrow().unusable_families.clone();
         *is_suspected &= failures.iter().all(|failure| failing.contains(&failure.key))
-            && self.reporter.progress.borrow().unusable_families == report.unusable_families;
+            && left_out.iter().all(|(family, _)| report.unusable_families.iter().any(|(other, _)| other == family));
         if *repair_due && report.writes > 0 {
             self.reporter.metrics.repairs.inc();
             if *is_suspected {

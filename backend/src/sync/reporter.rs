@@ -107,6 +107,8 @@ impl Reporter {
         let revision = target.committed.map(|(_, revision)| revision.0);
         if work == Work::Reconcile {
             self.log_applied();
+            // What a change has written so far is not part of the reconcile.
+            self.unlogged = UnloggedCalls::default();
         }
         let calls = &mut self.unlogged;
         calls.writes += writes;

@@ -95,8 +95,8 @@ impl VipClaims {
         Self { protected: ProtectedAddresses::new(policy), ..Self::default() }
     }
 
-    /// Adds or removes the claims of a Service. `affected` gets the service ports of other Services that may change; if
-    /// there are none, nobody else gets another claim.
+    /// Adds or removes the claims of a Service. `affected` gets the service ports that may change; if all are its own,
+    /// nobody else gets another claim.
     pub(super) fn change_service(
         &mut self,
         service: &ServiceObject,

@@ -146,7 +146,7 @@ impl Departed {
             is_revoked |= !is_gone && departure.due.is_some();
             if !is_gone {
                 self.unverified += departure.unverified();
-                departure.rejected = 0;
+                (departure.rejected, departure.open, departure.passes) = (0, 0, 0);
             }
             departure.due = is_gone.then(|| departure.due.unwrap_or(now + ABSENCE));
             !service.has_endpoint(endpoint)
