@@ -63,6 +63,7 @@ impl Frontend {
         let (mut received, mut queue, mut has_ended) = (Vec::new(), UpdateQueue::default(), false);
         let (mut is_pending, mut due, mut notices_due, mut refusals_due) = (false, Instant::now(), None, None);
         loop {
+            let has_room = queue.len() < QUEUED_UPDATES;
             tokio::select! {
                 biased;
                 () = &mut stop => break,
@@ -86,7 +87,7 @@ impl Frontend {
                     refusals_due = self.refusals_due();
                 }
                 // When the last commit is long ago, all that is queued already joins the next one.
-                count = updates.recv_many(&mut received, QUEUED_UPDATES), if !has_ended && queue.len() < QUEUED_UPDATES => {
+                count = updates.recv_many(&mut received, QUEUED_UPDATES), if !has_ended && has_room => {
                     received.drain(..).for_each(|update| queue.push(update));
                     self.apply(&mut queue).await;
                     is_pending |= count > 0;

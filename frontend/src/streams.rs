@@ -209,7 +209,7 @@ impl Streams {
             }
         });
         if !lost.is_empty() {
-            let (count, nodes) = (lost.len(), &lost[..lost.len().min(MAX_LISTED)]);
+            let (count, nodes) = (lost.len(), listed(&lost));
             warn!(
                 count,
                 ?nodes,
@@ -217,12 +217,11 @@ impl Streams {
             );
         }
         if !without_addresses.is_empty() {
-            let (count, nodes) =
-                (without_addresses.len(), &without_addresses[..without_addresses.len().min(MAX_LISTED)]);
+            let (count, nodes) = (without_addresses.len(), listed(&without_addresses));
             warn!(count, ?nodes, "Node objects have no addresses any more, these nodes use their last ones");
         }
         if !returned.is_empty() {
-            let (count, nodes) = (returned.len(), &returned[..returned.len().min(MAX_LISTED)]);
+            let (count, nodes) = (returned.len(), listed(&returned));
             info!(count, ?nodes, "Node objects of connected backends were created");
         }
     }
@@ -328,15 +327,17 @@ impl Fleet {
 
     /// The nodes of the cluster without a backend stream here, and for how long, by name.
     pub(crate) fn disconnected(&self) -> impl Iterator<Item = (&Arc<str>, Duration)> {
-        let disconnected = self.nodes.iter().filter(|(node, _)| !self.backends.contains_key(*node));
-        disconnected.map(|(node, record)| (node, record.disconnected_since.elapsed()))
+        self.without_backend().map(|(node, record)| (node, record.disconnected_since.elapsed()))
+    }
+
+    fn without_backend(&self) -> impl Iterator<Item = (&Arc<str>, &NodeRecord)> {
+        self.nodes.iter().filter(|(node, _)| !self.backends.contains_key(*node))
     }
 
     /// How many nodes have left this frontend, or appeared, within this time, and may be about to connect to another
     /// one.
     pub(crate) fn left(&self, within: Duration) -> usize {
-        let disconnected = self.nodes.iter().filter(|(node, _)| !self.backends.contains_key(*node));
-        let left = disconnected.filter(|(_, NodeRecord { disconnected_since, owing, .. })| {
+        let left = self.without_backend().filter(|(_, NodeRecord { disconnected_since, owing, .. })| {
             disconnected_since.elapsed() < within && owing.is_none_or(|since| since.elapsed() < STALLED)
         });
         left.count()
@@ -506,6 +507,11 @@ impl Fleet {
         }
         result
     }
+}
+
+/// The names that a log line has.
+fn listed(nodes: &[Arc<str>]) -> &[Arc<str>] {
+    &nodes[..nodes.len().min(MAX_LISTED)]
 }
 
 // === impl StreamGuard ===

@@ -96,7 +96,7 @@ impl VipClaims {
     }
 
     /// Adds or removes the claims of a Service. `affected` gets the service ports that may change; if all are its own,
-    /// nobody else gets another claim.
+    /// each other Service gets the same claims as before.
     pub(super) fn change_service(
         &mut self,
         service: &ServiceObject,
@@ -163,13 +163,12 @@ impl VipClaims {
         let (mut services, mut last) = (0, None::<&ServicePortKey>);
         let leaders = self.claimants.get(&claim).into_iter().flatten().map(|claimant| &claimant.key);
         let leaders = leaders.take_while(move |key| {
+            #[cfg(test)]
+            crate::testing::count_steps(1);
             services += usize::from(last.replace(key).is_none_or(|last| !same_service(last, key)));
             services <= 2
         });
-        leaders.cloned().inspect(|_| {
-            #[cfg(test)]
-            crate::testing::count_steps(1);
-        })
+        leaders.cloned()
     }
 
     /// Others get these claims: marks them, and those whose claims to the same ports of Nodes depend on it.

@@ -52,25 +52,20 @@ impl EncodedChunk {
 
     /// The encoded operations, to be sent. The first call encodes them.
     pub(crate) fn encoded(&self, metrics: &Metrics) -> EncodedOperation {
-        let encode = || {
-            metrics.chunks_encoded.inc();
-            EncodedOperation::all(&self.operations)
-        };
         metrics.chunks_sent.inc();
-        self.encoded.get_or_init(encode).clone()
+        self.encoded.get_or_init(|| self.encode(metrics)).clone()
     }
 
-    /// The operations in compressed form. The first call encodes and compresses them.
+    /// The operations in compressed form, to be sent. The first call compresses them, and encodes them for that.
     pub(crate) fn deflated(&self, metrics: &Metrics) -> DeflatedOperations {
-        let deflate = || match self.encoded.get() {
-            Some(encoded) => DeflatedOperations::new(encoded),
-            None => {
-                metrics.chunks_encoded.inc();
-                DeflatedOperations::new(&EncodedOperation::all(&self.operations))
-            }
-        };
         metrics.chunks_sent.inc();
-        self.deflated.get_or_init(deflate).clone()
+        let encoded = || self.encoded.get().cloned().unwrap_or_else(|| self.encode(metrics));
+        self.deflated.get_or_init(|| DeflatedOperations::new(&encoded())).clone()
+    }
+
+    fn encode(&self, metrics: &Metrics) -> EncodedOperation {
+        metrics.chunks_encoded.inc();
+        EncodedOperation::all(&self.operations)
     }
 
     /// About the memory that it takes, in bytes: the values, their encoded form, and half of that for the compressed.

@@ -126,18 +126,17 @@ impl<K: Watchable> Requests<K> {
     /// The current version of each object, without the objects.
     pub(super) async fn object_versions(&self) -> Result<ObjectVersions, RequestError> {
         let (mut versions, mut token, mut limit) = (ObjectVersions::default(), None, PAGE_OBJECTS);
-        with_list_deadline(self.deadlines.list, async {
+        with_list_deadline(self.deadlines.list, async move {
             loop {
                 let request = |limit| self.path.list_metadata(&list_parameters::<K>(limit, token.clone()));
                 let body = self.body(&mut limit, request).await?;
                 token = decode_metadata(&body, &mut versions).map_err(|error| undecodable(&body, error))?;
                 if token.is_none() {
-                    return Ok(());
+                    return Ok(versions);
                 }
             }
         })
-        .await?;
-        Ok(versions)
+        .await
     }
 
     /// The whole body of a page. One that is too large is requested again with fewer objects, and those after it have
