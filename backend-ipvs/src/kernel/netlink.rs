@@ -173,6 +173,9 @@ impl Worker {
     }
 
     fn cleanup(&mut self, ours: &Ours) -> Result<()> {
+        if self.dry_run.is_some() {
+            return Ok(());
+        }
         rules::remove().context("remove our rules")?;
         let is_kube_proxys = self.ipset.sets()?.iter().any(|set| KUBE_PROXYS.contains(&set.name.as_str()));
         for server in self.list(ours)?.objects.keys().filter_map(Object::server) {
