@@ -58,6 +58,13 @@ pub(crate) struct PendingFlows {
     pub(super) is_confirmed: bool,
 }
 
+/// What UDP flows are compared with: the newest state, and the service ports that the kernel may have otherwise.
+#[derive(Debug)]
+pub(super) struct UdpState {
+    pub(super) state: NodeState,
+    pub(super) except: BTreeSet<ServicePortKey>,
+}
+
 impl PendingFlows {
     /// `state`: what the kernel may have.
     pub(super) fn new(state: NodeState) -> Self {
@@ -209,11 +216,10 @@ impl PendingFlows {
         self.is_confirmed.then_some(self.udp_version)
     }
 
-    /// What UDP flows are compared with now: the newest state, and the service ports that the kernel may have
-    /// otherwise.
-    pub(super) fn udp(&self) -> (NodeState, BTreeSet<ServicePortKey>) {
+    /// What UDP flows are compared with now.
+    pub(super) fn udp(&self) -> UdpState {
         let except = self.changed.keys().filter(|key| key.protocol == Protocol::Udp).cloned();
-        (self.state.clone(), except.collect())
+        UdpState { state: self.state.clone(), except: except.collect() }
     }
 
     /// Takes the TCP service ports whose half-open connections are to be deleted. Without a change that misleads any

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tracing::{debug, info};
 
 use super::{
-    pending::PendingFlows,
+    pending::{PendingFlows, UdpState},
     requests::{Requests, Wake},
     resets::{Due, Rejecter, Rest, reset},
     table::FlowTable,
@@ -43,6 +43,12 @@ pub(super) struct Worker<T> {
     pub(super) metrics: Arc<Metrics>,
     pub(super) cleanups: Repeated,
     pub(super) resets: Repeated,
+}
+
+/// How a cleanup went.
+struct CleanupOutcome {
+    took: Duration,
+    has_failed: bool,
 }
 
 impl<T: FlowTable> Worker<T> {
@@ -74,7 +80,7 @@ impl<T: FlowTable> Worker<T> {
             }
             if is_due && cleans_from <= Instant::now() {
                 is_due = false;
-                let (took, has_failed) = self.clean_up();
+                let CleanupOutcome { took, has_failed } = self.clean_up();
                 cleans_from = Instant::now() + took.min(MAX_PAUSE);
                 retry_at = has_failed.then(|| Instant::now() + retries.next_delay());
                 if !has_failed {
@@ -102,8 +108,8 @@ impl<T: FlowTable> Worker<T> {
         Ok(requests.with(|pending| pending.departed.passed(&due, Instant::now())))
     }
 
-    /// Deletes stale UDP flows, then half-open connections. Returns how long that took, and whether it has failed.
-    fn clean_up(&mut self) -> (Duration, bool) {
+    /// Deletes stale UDP flows, then half-open connections.
+    fn clean_up(&mut self) -> CleanupOutcome {
         let begun = Instant::now();
         remove_rules(&self.requests, &mut self.rejecter, &self.progress);
         let udp = self.clean_up_udp();
@@ -113,7 +119,7 @@ impl<T: FlowTable> Worker<T> {
         let took = begun.elapsed().saturating_sub(rested);
         let has_failed = udp.is_err() || half_open.is_err();
         self.report_cleanup(udp, half_open, took);
-        (took, has_failed)
+        CleanupOutcome { took, has_failed }
     }
 
     /// Deletes the stale flows of both families, if there may be any. Without a state that is confirmed, none is stale.
@@ -129,7 +135,7 @@ impl<T: FlowTable> Worker<T> {
                 let is_newer = version != mem::replace(&mut compared, version);
                 is_newer.then(|| version.map(|_| pending.udp()))
             });
-            let vips = newest?.map(|(state, except)| {
+            let vips = newest?.map(|UdpState { state, except }| {
                 UdpVips::of(&state, &nodeport_addresses.of_node(state.node()), &except, &withdrawn)
             });
             Some(vips.unwrap_or_default())
