@@ -302,11 +302,14 @@ impl<B: Backend> Programmer<B> {
         let is_finished = unfinished.is_empty();
         self.flows.record(|pending| pending.programmed(work == Work::Reconcile, is_finished, failed));
         self.health.publish(state, &completed);
-        // A service port or an IP family that is not rejected any more is written, too.
-        let failing: BTreeSet<_> = report.failures.iter().map(|failure| &failure.key).collect();
-        let left_out = self.reporter.progress.borrow().unusable_families.clone();
-        *is_suspected &= failures.iter().all(|failure| failing.contains(&failure.key))
-            && left_out.iter().all(|(family, _)| report.unusable_families.iter().any(|(other, _)| other == family));
+        if *is_suspected {
+            // A service port or an IP family that is not rejected any more is written, too.
+            let failing: BTreeSet<_> = report.failures.iter().map(|failure| &failure.key).collect();
+            let left_out: BTreeSet<_> = report.unusable_families.iter().map(|(family, _)| family).collect();
+            let unusable = &self.reporter.progress.borrow().unusable_families;
+            *is_suspected = failures.iter().all(|failure| failing.contains(&failure.key))
+                && unusable.iter().all(|(family, _)| left_out.contains(family));
+        }
         if *repair_due && report.writes > 0 {
             self.reporter.metrics.repairs.inc();
             if *is_suspected {
