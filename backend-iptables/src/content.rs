@@ -129,7 +129,7 @@ impl Content {
         self.unneeded_lines.iter()
     }
 
-    /// Whether the kernel contains the same as in the other content, whoever needs it.
+    /// Whether both contain the same chains and rules. Which service ports need them is not compared.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.hashes().eq(other.hashes()) && self.counts().eq(other.counts())
     }

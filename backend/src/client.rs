@@ -217,7 +217,7 @@ async fn connect(address: &FrontendAddress, credentials: &Credentials) -> Result
         token = credentials.token().await?;
     }
     let channel = endpoint.connect().await.map_err(|error| {
-        if !address.uri.starts_with("unix:") {
+        if !address.is_unix() {
             return explained(&error);
         }
         anyhow!("{} (check that the frontend is running, and the socket in --frontend)", chain(&error))
@@ -245,7 +245,7 @@ async fn open(
     replies.send(ClientMessage::Hello(hello)).await?;
     let outgoing = ReceiverStream::new(outgoing).map(|message| v1::ClientMessage::from(&message));
     // On one machine, compressing would take longer than copying.
-    let compression = (!address.uri.starts_with("unix:")).then_some(CompressionEncoding::Gzip);
+    let compression = (!address.is_unix()).then_some(CompressionEncoding::Gzip);
     let incoming = encoded::watch(channel, authorized(outgoing, token), MAX_MESSAGE_BYTES, compression).await;
     let incoming = incoming.map_err(|status| {
         let error = StreamError::Status(status);

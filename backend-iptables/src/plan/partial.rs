@@ -213,9 +213,8 @@ impl FamilyUpdate<'_> {
 
     /// Replaces many deletions from a shared chain by writing it anew.
     fn rewrite(&self, result: &mut PartialPlan) {
-        let many: Vec<_> = result.deletions.iter().filter(|(_, count)| **count > MAX_DELETIONS).collect();
-        let many: Vec<SharedChain> = many.into_iter().map(|(shared, _)| *shared).collect();
-        for shared in many {
+        let many = result.deletions.iter().filter(|(_, count)| **count > MAX_DELETIONS);
+        for shared in many.map(|(shared, _)| *shared).collect::<Vec<_>>() {
             let Plan { additions, deletions, rewritten, .. } = &mut result.plan;
             let is_of_shared = |edit: &RuleEdit| (edit.table, edit.chain) == (shared.table(), shared.chain());
             let mut added: Vec<RuleEdit> = additions.iter().filter(|edit| is_of_shared(edit)).cloned().collect();

@@ -51,8 +51,9 @@ pub(super) fn steps<'a>(
     for chain in new_chains {
         let key: ChainKey = (chain.table, Arc::from(&*chain.name));
         removed.remove(&key);
-        let order = write_order(&key, content.chain(&key).is_some());
-        match content.chain(&key).filter(|observed| observed.has(&chain.rules)) {
+        let observed = content.chain(&key);
+        let order = write_order(&key, observed.is_some());
+        match observed.filter(|observed| observed.has(&chain.rules)) {
             Some(observed) if observed.is_needed => {}
             Some(_) => steps.push((order, Step::KeepChain(key))),
             None => steps.push((order, Step::WriteChain(key, chain))),

@@ -16,6 +16,13 @@ pub struct FrontendAddress {
     pub server_name: Option<String>,
 }
 
+impl FrontendAddress {
+    /// Whether the frontend listens on a Unix socket of this machine.
+    pub(super) fn is_unix(&self) -> bool {
+        self.uri.starts_with("unix:")
+    }
+}
+
 /// Discovers frontends by other means than addresses and DNS names. Displayed as it is configured.
 pub trait Discover: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// The current frontends.

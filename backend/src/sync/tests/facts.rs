@@ -127,6 +127,14 @@ async fn restart_of_the_backend_leaves_nothing_out() {
     fixture.stop().await;
 }
 
+/// A state in which the node is another one.
+fn with_node(state: &NodeState, node: NodeInfo) -> NodeState {
+    let mut changed = NodeState::new(node);
+    let all_but_the_node = everything(state).into_iter().filter(|op| !matches!(op, Operation::PutNode(_)));
+    crate::testing::apply(&mut changed, all_but_the_node);
+    changed
+}
+
 #[tokio::test(start_paused = true)]
 async fn facts_of_a_deleted_node_are_retained_until_it_returns() {
     let directory = tempfile::tempdir().unwrap();
@@ -137,9 +145,7 @@ async fn facts_of_a_deleted_node_are_retained_until_it_returns() {
     let mut peer = fixture.following(&state).await;
     let calls = kernel.calls().len();
     let unknown = || vec![Operation::PutNode(NodeInfo::unknown(NODE_NAME))];
-    let mut without_node = NodeState::new(NodeInfo::unknown(NODE_NAME));
-    let everything_but_the_node = everything(&state).into_iter().filter(|op| !matches!(op, Operation::PutNode(_)));
-    crate::testing::apply(&mut without_node, everything_but_the_node);
+    let without_node = with_node(&state, NodeInfo::unknown(NODE_NAME));
     peer.commit(1, 2, unknown()).await;
     assert_eq!(peer.ack().await.digest, Some(total(&without_node)), "the frontend's state is committed");
     assert_eq!(kernel.calls().len(), calls, "nothing is programmed");
@@ -180,9 +186,7 @@ async fn addresses_of_a_node_object_without_any_are_retained_until_it_has_some()
     let mut peer = fixture.following(&state).await;
     let calls = kernel.calls().len();
     let without = NodeInfo { addresses: Vec::new(), ..state.node().clone() };
-    let mut without_addresses = NodeState::new(without.clone());
-    let everything_but_the_node = everything(&state).into_iter().filter(|op| !matches!(op, Operation::PutNode(_)));
-    crate::testing::apply(&mut without_addresses, everything_but_the_node);
+    let without_addresses = with_node(&state, without.clone());
     peer.commit(1, 2, vec![Operation::PutNode(without)]).await;
     assert_eq!(peer.ack().await.digest, Some(total(&without_addresses)), "the frontend's state is committed");
     assert_eq!(kernel.calls().len(), calls, "nothing is programmed");
