@@ -305,7 +305,8 @@ impl Port<'_> {
             return Mark::by_address(kind);
         }
         let scheduling = match has_affinity {
-            true => Scheduling { scheduler: "mh".into(), flags: 0, timeout: 0 },
+            // Without the flag a client whose hash leads to a draining destination is refused.
+            true => Scheduling { scheduler: "mh".into(), flags: SCHED_FALLBACK, timeout: 0 },
             false => self.scheduling(),
         };
         let mark = Mark::new(self.id, protocol, kind);

@@ -150,6 +150,7 @@ macro_rules! conformance {
                 affinity_is_turned_on_and_off,
                 clients_keep_their_pod_across_restarts,
                 policy_local_keeps_local_pods,
+                clients_inside_move_at_once_under_policy_local,
             }
             source_ranges {
                 only_sources_in_a_range_connect,

@@ -185,6 +185,32 @@ pub fn policy_local_keeps_local_pods(backend: Backend) {
     assert_eq!(ask_all(&deployment), after);
 }
 
+/// Pods and nodes, which reach all pods under external policy Local, move at once when their pod is removed, although
+/// connections to it have just been closed.
+pub fn clients_inside_move_at_once_under_policy_local(backend: Backend) {
+    let local = |cluster: &Cluster, pods: &[&str]| sticky(cluster, pods, LONG).external_policy(TrafficPolicy::Local);
+    let mut deployment = Deployment::start(backend, |cluster| vec![local(cluster, &PODS)]);
+    let mut left = PODS.to_vec();
+    for gone in [None, Some("pod-a-1"), Some("pod-b-1"), Some("pod-a-2")] {
+        left.retain(|pod| Some(*pod) != gone);
+        let service = local(deployment.cluster(), &left);
+        deployment.apply(&service);
+        let cluster = deployment.cluster();
+        let mut assignments = Assignments::new();
+        // To a client on another node, a node port is a VIP from outside.
+        for family in IpFamily::ALL {
+            let to = SocketAddr::new(plan::load_balancer_ip(1).ip(family), PORT);
+            for pod in ["pod-a-3", "pod-b-3"] {
+                ask_as(&mut assignments, pod, &cluster.pod(pod).client(), to, 1);
+            }
+            for node in cluster.nodes() {
+                ask_as(&mut assignments, &node.name, &node.client(), to, 1);
+            }
+        }
+        assert!(pods(&assignments).is_subset(&left.iter().copied().collect()), "{assignments:#?}");
+    }
+}
+
 // === asking ===
 
 /// All clients ask at the cluster IP, in both families.
