@@ -12,7 +12,7 @@ use proto::model::{IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
 
 use crate::{
     desired::{Desired, Excess, Rules},
-    ids::Ids,
+    ids::{self, Ids},
     kernel::Rejected,
     mark::Mark,
     object::{Object, Value, Weight},
@@ -116,6 +116,18 @@ impl AppliedState {
             self.service_ports.insert(key.clone(), added);
         }
         touched
+    }
+
+    /// Whether a service port loses an external VIP or node port that leads to its marks, and has others, in these entries.
+    /// IPVS would let connections to it go on to endpoints that stay, so the others get marks of a new id: what the old
+    /// ones lead to is removed, or drains, as with the last VIP.
+    pub(crate) fn withdraws(&self, key: &ServicePortKey, vip_entries: &[Object]) -> bool {
+        let Some(id) = self.ids.get(key) else { return false };
+        let kept: HashSet<&Object> = vip_entries.iter().collect();
+        let is_lost =
+            |object: &Object| !kept.contains(object) && self.observed.get(object).and_then(ids::id) == Some(id);
+        let old = self.service_ports.get(key).into_iter().flat_map(|desired| &desired.objects);
+        old.into_iter().any(|(object, _)| is_lost(object))
     }
 
     /// The number of objects that change when a service port gets these.

@@ -26,6 +26,7 @@ use crate::{
     applied::AppliedState,
     describe,
     desired::{Context, Desired, Excess, Rules, desired, excess, rules},
+    ids::entries_of_ids,
     kernel::{
         Kernel, Listing, Netlink, Ours, Prepared, UnusableFamily,
         netlink::{DryRun, Worker},
@@ -165,11 +166,13 @@ impl<K: Kernel> IpvsDataPlane<K> {
             return Ok(Desired::default());
         };
         let owns = |family, vip: &_| self.families.contains(family) && change.owns(key, family, vip);
-        let id = if marked_entries(state, owns, key).is_empty() {
+        let entries = marked_entries(state, owns, key);
+        if entries.is_empty() || applied.withdraws(key, &entries) {
             applied.ids.release(key);
-            0
-        } else {
-            applied.ids.give(key, &applied.observed).context("there are more service ports than marks")?
+        }
+        let id = match entries.is_empty() {
+            true => 0,
+            false => applied.ids.give(key, &applied.observed).context("there are more service ports than marks")?,
         };
         let node_ports = self.node_port_addresses(state, &applied.foreign_addresses);
         let context = Context {
@@ -260,9 +263,10 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
         self.forget_other_drains(&objects);
         objects.retain(|object, _| self.families.contains(object.family()));
         let mut applied = AppliedState::new(objects, rules, elsewhere);
+        let entries_of_ids = entries_of_ids(&applied.observed);
         for key in state.service_ports().keys() {
             let entries = marked_entries(state, |family, vip| ownership.owns(key, family, vip), key);
-            applied.ids.adopt(key, &applied.observed, entries.iter());
+            applied.ids.adopt(key, &applied.observed, &entries, &entries_of_ids);
         }
         self.update_excess(state, &mut applied, state.service_ports().keys());
         Ok(Synced { applied, writes })
@@ -300,12 +304,13 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
             applied.rules = rules;
         }
         let mut touched = BTreeSet::new();
+        let desired = service_ports.iter().map(|key| Ok((key, self.desired(change, key, applied)?)));
+        let desired = desired.collect::<Result<Vec<_>>>()?;
         // One service port may take what another one gives up.
         for key in service_ports {
             touched.extend(applied.remove(key));
         }
-        for key in service_ports {
-            let desired = self.desired(change, key, applied)?;
+        for (key, desired) in desired {
             touched.extend(applied.add(key, desired));
         }
         if *is_last && applied.is_reconciling {

@@ -20,28 +20,31 @@ pub(crate) struct Ids {
 }
 
 impl Ids {
-    /// Allocates the id in the marks of a service port's observed VIP entries, if it is free.
-    pub(crate) fn adopt<'a>(
+    /// Allocates the id in the marks of a service port's observed VIP entries, if it is free and all entries with it are
+    /// among these. See [`AppliedState::withdraws`](crate::applied::AppliedState::withdraws).
+    pub(crate) fn adopt(
         &mut self,
         key: &ServicePortKey,
         observed: &Objects,
-        vip_entries: impl Iterator<Item = &'a Object>,
+        vip_entries: &[Object],
+        entries_of_ids: &HashMap<u32, usize>,
     ) {
-        for entry in vip_entries {
-            if let Some(Value::Mark(mark)) = observed.get(entry)
-                && let Some(id) = mark.id()
-                && self.used.insert(id)
-            {
-                self.by_key.insert(key.clone(), id);
-                return;
-            }
+        let ids: Vec<u32> = vip_entries.iter().filter_map(|entry| id(observed.get(entry)?)).collect();
+        let Some(first) = ids.first() else { return };
+        let count = ids.iter().filter(|id| *id == first).count();
+        if entries_of_ids.get(first) == Some(&count) && self.used.insert(*first) {
+            self.by_key.insert(key.clone(), *first);
         }
+    }
+
+    pub(crate) fn get(&self, key: &ServicePortKey) -> Option<u32> {
+        self.by_key.get(key).copied()
     }
 
     /// The id of a service port, or a new one that no other service port and no draining virtual server uses.
     pub(crate) fn give(&mut self, key: &ServicePortKey, observed: &Objects) -> Option<u32> {
-        if let Some(id) = self.by_key.get(key) {
-            return Some(*id);
+        if let Some(id) = self.get(key) {
+            return Some(id);
         }
         let mut candidates = (0..MAX_ID).map(|offset| (self.last + offset) % MAX_ID + 1);
         let id = candidates.find(|id| !self.used.contains(id) && !serves(observed, *id))?;
@@ -56,6 +59,23 @@ impl Ids {
         if let Some(id) = self.by_key.remove(key) {
             self.used.remove(&id);
         }
+    }
+}
+
+/// How many VIP entries have a mark with each id.
+pub(crate) fn entries_of_ids(observed: &Objects) -> HashMap<u32, usize> {
+    let mut counts = HashMap::new();
+    for id in observed.values().filter_map(id) {
+        *counts.entry(id).or_default() += 1;
+    }
+    counts
+}
+
+/// The id in a mark.
+pub(crate) fn id(value: &Value) -> Option<u32> {
+    match value {
+        Value::Mark(mark) => mark.id(),
+        _ => None,
     }
 }
 

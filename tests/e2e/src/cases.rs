@@ -196,6 +196,7 @@ macro_rules! conformance {
                 client_moves_when_its_endpoint_is_removed,
                 client_is_rejected_until_the_next_endpoint,
                 flows_end_with_their_vip,
+                flows_follow_their_vip_to_another_service,
                 client_from_before_the_service_is_answered,
                 clients_move_at_every_node_address,
                 live_flows_keep_their_endpoint,

@@ -86,6 +86,24 @@ pub fn flows_end_with_their_vip(backend: Backend) {
     assert_unanswered(&kept);
 }
 
+/// The VIP of a Service that keeps others becomes that of another Service, and its node port is closed.
+pub fn flows_follow_their_vip_to_another_service(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1"])]);
+    let streams = streams(deployment.cluster());
+    wait_for(&streams, "pod-a-1");
+    let cluster = deployment.cluster();
+    let first = Service::new("web").cluster_ip(plan::cluster_ip(1)).external_ip(plan::external_ip(1));
+    let first = first.port_all(PORT, 8080).pods([cluster.pod("pod-a-1")]);
+    let second = Service::new("second").cluster_ip(plan::cluster_ip(2)).load_balancer_ip(plan::load_balancer_ip(1));
+    let second = second.port_all(PORT, 8080).pods([cluster.pod("pod-b-1")]);
+    [first, second].iter().for_each(|service| deployment.apply(service));
+    let (moved, others): (Vec<_>, Vec<_>) = streams.into_iter().partition(|(what, _)| what.contains("load-balancer"));
+    let (closed, kept): (Vec<_>, Vec<_>) = others.into_iter().partition(|(what, _)| what.contains("node port"));
+    wait_for(&moved, "pod-b-1");
+    wait_for(&kept, "pod-a-1");
+    assert_unanswered(&closed);
+}
+
 /// Messages before the service exists follow their route or are rejected by the node. Once it exists, it answers the
 /// same flow.
 pub fn client_from_before_the_service_is_answered(backend: Backend) {
