@@ -19,7 +19,7 @@ use backend::{
     dataplane::{Vip, VipKind, allowed_sources, vips},
 };
 use netlink::ipvs::{self, PERSISTENT, SCHED_FALLBACK, SCHED_PORT, Scheduling};
-use proto::model::{IpFamily, Pool, Protocol, SchedulerFlags, ServicePort, TrafficPolicy};
+use proto::model::{IpFamily, IpvsScheduler, Pool, Protocol, ServicePort, TrafficPolicy};
 
 use crate::{
     mark::{Mark, MarkKind},
@@ -345,8 +345,10 @@ impl Port<'_> {
         let port = &self.service.port;
         let scheduler = port.ipvs_scheduler.unwrap_or(self.context.settings.scheduler);
         let affinity = port.affinity_seconds;
-        let SchedulerFlags { fallback, port } = scheduler.flags();
-        let flags = [(fallback, SCHED_FALLBACK), (port, SCHED_PORT), (affinity.is_some(), PERSISTENT)];
+        // Always: otherwise they refuse clients whose hash leads to a draining destination.
+        let fallback = matches!(scheduler, IpvsScheduler::Sh(_) | IpvsScheduler::Mh(_));
+        let flags =
+            [(fallback, SCHED_FALLBACK), (scheduler.flags().port, SCHED_PORT), (affinity.is_some(), PERSISTENT)];
         Scheduling {
             scheduler: scheduler.name().into(),
             flags: flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |flags, (_, flag)| flags | flag),

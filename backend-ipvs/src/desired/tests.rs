@@ -170,7 +170,7 @@ fn the_scheduler_of_a_service_overrides_the_option() {
     // One virtual server for the cluster IP and one for the mark of the node port.
     let both = |name: &str, flags| vec![(name.to_owned(), flags); 2];
     assert_eq!(schedulings("rr", |web| web), both("rr", 0));
-    assert_eq!(schedulings("sh:port", |web| web), both("sh", SCHED_PORT));
+    assert_eq!(schedulings("sh:port", |web| web), both("sh", SCHED_FALLBACK | SCHED_PORT));
     assert_eq!(schedulings("sh:port", |web| web.ipvs_scheduler("wlc")), both("wlc", 0));
     let given = schedulings("lc", |web| web.ipvs_scheduler("mh:fallback,port"));
     assert_eq!(given, both("mh", SCHED_FALLBACK | SCHED_PORT));

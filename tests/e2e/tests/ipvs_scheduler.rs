@@ -34,7 +34,7 @@ fn annotation_changes_the_scheduler_in_place() {
         for (annotations, expected) in [
             (json!({ ANNOTATION: "wlc" }), "-s wlc"),
             (json!({ ANNOTATION: "mh:port,fallback" }), "-s mh -b mh-fallback,mh-port"),
-            (json!({ ANNOTATION: "mh" }), "-s mh"),
+            (json!({ ANNOTATION: "mh" }), "-s mh -b mh-fallback"),
             (json!({ ANNOTATION: "best" }), "-s rr"),
             (json!({}), "-s rr"),
         ] {
