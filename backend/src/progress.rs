@@ -40,7 +40,7 @@ pub struct Progress {
     pub(crate) retains_addresses: bool,
     /// Stale UDP flows that were deleted.
     pub(crate) deleted_flows: u64,
-    /// Connections to endpoints that are gone, which were reset.
+    /// Connections to endpoints that are gone, which are reset.
     pub(crate) reset_connections: u64,
     /// How often such connections could not be reset.
     pub(crate) reset_failures: u64,

@@ -61,8 +61,8 @@ impl Rest {
     }
 }
 
-/// Resets the connections to endpoints that are due, up to the limit of a pass, and counts all of them, and those that
-/// are rejected. `retain_due` leaves out what is not due any more once they are found.
+/// Resets the connections to endpoints that are due, up to the limit of a pass, and counts all of them. `retain_due`
+/// leaves out what is not due any more once they are found.
 pub(super) fn reset(rejecter: &mut Rejecter, due: &mut Due, mut retain_due: impl FnMut(&mut Due)) -> Result<()> {
     let mut limit = PassLimit::default();
     // What a Service has translated at an address without node ports, it did before a restart with other addresses.
@@ -88,7 +88,6 @@ pub(super) fn reset(rejecter: &mut Rejecter, due: &mut Due, mut retain_due: impl
         }
         rejecter.reject(family, rejected)?;
         for flow in flows.iter().filter(|flow| rejecter.rejects(family, flow)) {
-            due.count_rejected(flow);
             // A client that cannot be reached needs no reset.
             let _ = socket.send(flow, rejecter.nat);
         }

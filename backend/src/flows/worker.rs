@@ -68,8 +68,6 @@ impl<T: FlowTable> Worker<T> {
             is_due |= (wake == Wake::Due || is_retry) && self.requests.with(|pending| pending.is_cleanup_due());
             remove_rules(&self.requests, &mut self.rejecter, &self.progress);
             if wake == Wake::Closed {
-                self.requests.with(|pending| pending.departed.forget_all());
-                report_unverified(&self.requests, &self.progress);
                 return self.requests.ended();
             }
             let now = Instant::now();
@@ -93,7 +91,7 @@ impl<T: FlowTable> Worker<T> {
         }
     }
 
-    /// Handles the connections to endpoints that are due. Returns how many were reset since the passes before.
+    /// Resets the connections to endpoints that are due. Returns how many of them no earlier pass has found.
     fn reset(&mut self) -> Result<usize> {
         let Self { requests, rejecter, .. } = self;
         let mut due = requests.with(|pending| pending.due_resets(Instant::now()));
@@ -195,7 +193,7 @@ impl<T: FlowTable> Worker<T> {
             self.progress.send_modify(|progress| progress.reset_failures += 1);
         }
         if let Ok(connections @ 1..) = result {
-            info!(connections, "reset connections to endpoints that are gone");
+            info!(connections, "resetting connections to endpoints that are gone");
             self.progress.send_modify(|progress| progress.reset_connections += connections as u64);
         }
     }
@@ -204,24 +202,10 @@ impl<T: FlowTable> Worker<T> {
 /// Removes the rules that reject packets when their time is over, an endpoint has returned, or the thread ends.
 fn remove_rules(requests: &Requests<PendingFlows>, rejecter: &mut Rejecter, progress: &watch::Sender<Progress>) {
     let revoked = requests.with(|pending| mem::take(&mut pending.departed.revoked));
-    report_unverified(requests, progress);
     let by = (!requests.is_closed()).then(Instant::now);
     let failures = rejecter.revoke(&revoked) + rejecter.remove(by);
     if failures > 0 {
         progress.send_modify(|progress| progress.reset_failures += failures);
-    }
-}
-
-/// Reports the connections that were rejected, and that no later pass looks at.
-fn report_unverified(requests: &Requests<PendingFlows>, progress: &watch::Sender<Progress>) {
-    let connections = requests.with(|pending| mem::take(&mut pending.departed.unverified));
-    if connections > 0 {
-        info!(
-            connections,
-            "reset connections to endpoints that were gone, not verified: the endpoints have returned, or their \
-             Service, the session or this process has ended"
-        );
-        progress.send_modify(|progress| progress.reset_connections += connections as u64);
     }
 }
 

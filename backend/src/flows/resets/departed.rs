@@ -41,9 +41,6 @@ pub(in crate::flows) struct Departed {
     service_ports: BTreeMap<ServicePortKey, BTreeMap<Endpoint, Departure>>,
     /// The namespaces with endpoints whose connections must not be reset any more, until the thread takes them.
     pub(in crate::flows) revoked: BTreeSet<Arc<str>>,
-    /// The connections that were rejected, and of which no later pass tells whether that has reset them, until the
-    /// thread takes their number.
-    pub(in crate::flows) unverified: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,10 +51,6 @@ struct Departure {
     due: Option<Instant>,
     /// The passes over its connections.
     passes: usize,
-    /// The connections that the last pass found.
-    open: usize,
-    /// Those of them that it has rejected.
-    rejected: usize,
 }
 
 /// What a pass looks for, and what it finds.
@@ -75,8 +68,6 @@ pub(in crate::flows) struct Due {
 pub(in crate::flows) struct DuePort {
     key: ServicePortKey,
     pub(in crate::flows) open: BTreeMap<Endpoint, usize>,
-    /// The number of those that are rejected.
-    pub(super) rejected: BTreeMap<Endpoint, usize>,
 }
 
 // === impl Departed ===
@@ -101,11 +92,8 @@ impl Departed {
     }
 
     /// No connection is reset any more.
-    pub(in crate::flows) fn forget_all(&mut self) {
-        for (key, endpoints) in mem::take(&mut self.service_ports) {
-            self.unverified += unverified(&endpoints);
-            self.revoked.insert(key.namespace);
-        }
+    fn forget_all(&mut self) {
+        self.revoked.extend(mem::take(&mut self.service_ports).into_keys().map(|key| key.namespace));
     }
 
     fn remember(&mut self, departed: DepartedEndpoints, now: Instant) {
@@ -122,7 +110,7 @@ impl Departed {
             let count = counts.entry(key.namespace.clone()).or_default();
             let known = self.service_ports.entry(key).or_default();
             for endpoint in endpoints.into_iter().take(room.min(MAX_OF_NAMESPACE.saturating_sub(*count))) {
-                let departure = Departure { at: now, due: None, passes: 0, open: 0, rejected: 0 };
+                let departure = Departure { at: now, due: None, passes: 0 };
                 if known.insert(Endpoint { terminating: false, ..endpoint }, departure).is_none() {
                     *count += 1;
                     room -= 1;
@@ -135,7 +123,6 @@ impl Departed {
     fn update(&mut self, key: &ServicePortKey, service: Option<&ServicePortState>, now: Instant) {
         let Some(endpoints) = self.service_ports.get_mut(key) else { return };
         let Some(service) = service else {
-            self.unverified += unverified(endpoints);
             self.revoked.insert(key.namespace.clone());
             self.service_ports.remove(key);
             return;
@@ -145,8 +132,7 @@ impl Departed {
             let is_gone = is_gone(service, endpoint);
             is_revoked |= !is_gone && departure.due.is_some();
             if !is_gone {
-                self.unverified += departure.unverified();
-                (departure.rejected, departure.open, departure.passes) = (0, 0, 0);
+                departure.passes = 0;
             }
             departure.due = is_gone.then(|| departure.due.unwrap_or(now + ABSENCE));
             !service.has_endpoint(endpoint)
@@ -191,14 +177,14 @@ impl Departed {
                     due.vips[family].add(vips_of(service, family), &due.ports.len());
                 }
             }
-            due.ports.push(DuePort { key: key.clone(), open, rejected: BTreeMap::new() });
+            due.ports.push(DuePort { key: key.clone(), open });
         }
         due
     }
 
     /// Leaves out the endpoints that are not due any more, and those of namespaces whose rules are about to be removed.
     pub(in crate::flows) fn retain_due(&self, due: &mut Due) {
-        for DuePort { key, open, .. } in &mut due.ports {
+        for DuePort { key, open } in &mut due.ports {
             let departures = self.service_ports.get(key).filter(|_| !self.revoked.contains(&key.namespace));
             let Some(departures) = departures else {
                 open.clear();
@@ -208,24 +194,23 @@ impl Departed {
         }
     }
 
-    /// Records a pass. Returns how many connections were reset since the pass before.
+    /// Records a pass. Returns how many connections it has found to endpoints for which it was the first one.
     pub(in crate::flows) fn passed(&mut self, due: &Due, now: Instant) -> usize {
-        let mut reset = 0;
-        for DuePort { key, open, rejected } in &due.ports {
+        let mut found = 0;
+        for DuePort { key, open } in &due.ports {
             let Some(endpoints) = self.service_ports.get_mut(key) else { continue };
             for (endpoint, open) in open {
                 let Some(departure) = endpoints.get_mut(endpoint) else { continue };
                 if !departure.is_due(due.at) {
                     continue;
                 }
-                // Others have ended by themselves.
-                reset += departure.open.saturating_sub(*open).min(departure.rejected);
+                if departure.passes == 0 {
+                    found += open;
+                }
                 match PAUSES.get(departure.passes).filter(|_| *open > 0) {
                     Some(pause) => {
-                        let passes = departure.passes + 1;
-                        let rejected = rejected.get(endpoint).copied().unwrap_or_default();
-                        let due = Some(now + *pause);
-                        *departure = Departure { due, passes, open: *open, rejected, ..*departure };
+                        departure.due = Some(now + *pause);
+                        departure.passes += 1;
                     }
                     None => drop(endpoints.remove(endpoint)),
                 }
@@ -234,23 +219,13 @@ impl Departed {
                 self.service_ports.remove(key);
             }
         }
-        reset
+        found
     }
-}
-
-/// The connections to these endpoints of which no pass has told whether they were reset.
-fn unverified(endpoints: &BTreeMap<Endpoint, Departure>) -> usize {
-    endpoints.values().map(Departure::unverified).sum()
 }
 
 impl Departure {
     fn is_due(&self, now: Instant) -> bool {
         self.due.is_some_and(|due| due <= now)
-    }
-
-    /// The connections that the only pass has rejected. Those of a later pass may have survived an earlier one.
-    fn unverified(&self) -> usize {
-        if self.passes == 1 { self.rejected } else { 0 }
     }
 }
 
@@ -265,16 +240,9 @@ impl Due {
     /// that is due. One that is not translated is older than the VIP, or is none of the Service: its peer may be alive.
     pub(super) fn count(&mut self, flow: &Flow) -> Option<&ServicePortKey> {
         let (index, endpoint) = self.find(flow)?;
-        let DuePort { key, open, .. } = &mut self.ports[index];
+        let DuePort { key, open } = &mut self.ports[index];
         *open.get_mut(&endpoint)? += 1;
         Some(key)
-    }
-
-    /// Counts a connection of those that [`Self::count`] counts, because it is rejected.
-    pub(super) fn count_rejected(&mut self, flow: &Flow) {
-        if let Some((index, endpoint)) = self.find(flow) {
-            *self.ports[index].rejected.entry(endpoint).or_default() += 1;
-        }
     }
 
     /// The namespace of a connection as [`Self::count`] counts it.

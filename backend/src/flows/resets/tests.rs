@@ -111,18 +111,12 @@ impl Fixture {
         self.is_due(&flow(to, answered_by))
     }
 
-    /// A pass that finds this number of connections to the endpoint, and rejects them. Returns how many were reset.
+    /// A pass that finds this number of connections to the endpoint. Returns how many are new.
     fn pass(&mut self, open: usize) -> usize {
-        self.limited_pass(open, open)
-    }
-
-    /// The same; it rejects only some of them.
-    fn limited_pass(&mut self, open: usize, rejected: usize) -> usize {
         let mut due = self.departed.due(&self.state, |_| true, self.now);
         let gone = endpoint(GONE);
         for port in due.ports.iter_mut().filter(|port| port.open.contains_key(&gone)) {
             port.open.insert(gone, open);
-            port.rejected.insert(gone, rejected);
         }
         self.departed.passed(&due, self.now)
     }
@@ -277,15 +271,15 @@ fn a_service_port_that_is_recreated_or_renamed_has_no_endpoints_that_departed() 
 #[test]
 fn passes_pause_longer_and_longer_and_end() {
     let mut fixture = departed(&web(&ONE, &[GONE]));
-    assert_eq!(fixture.pass(10), 0);
-    for (pause, (open, reset)) in PAUSES.into_iter().zip([(7, 3), (7, 0), (5, 2), (5, 0)]) {
+    assert_eq!(fixture.pass(10), 10);
+    for (pause, open) in PAUSES.into_iter().zip([7, 7, 5, 5]) {
         assert_eq!(fixture.departed.next_due(|_| true), Some(fixture.now + pause));
         // Another change does not bring it forward.
         fixture.commit(&web(&ONE[..1], &[GONE]));
         fixture.commit(&web(&ONE, &[GONE]));
         assert_eq!(fixture.pass(9), 0);
         fixture.now += pause;
-        assert_eq!(fixture.pass(open), reset);
+        assert_eq!(fixture.pass(open), 0);
     }
     assert_eq!(fixture.departed.next_due(|_| true), None, "forgotten, although connections are open");
     // Also if there is none.
@@ -293,39 +287,15 @@ fn passes_pause_longer_and_longer_and_end() {
     assert_eq!((fixture.pass(0), fixture.departed.next_due(|_| true)), (0, None));
 }
 
+/// They are counted before it is known that it returns.
 #[test]
-fn connections_that_were_not_rejected_do_not_count() {
+fn connections_to_an_endpoint_that_flaps_count_each_time() {
     let mut fixture = departed(&web(&ONE, &[GONE]));
-    assert_eq!(fixture.limited_pass(20, 4), 0);
-    fixture.now += PAUSES[0];
-    assert_eq!(fixture.limited_pass(10, 4), 4, "six have ended by themselves");
-    fixture.now += PAUSES[1];
-    assert_eq!(fixture.limited_pass(9, 4), 1);
-    assert_eq!(fixture.departed.unverified, 0);
-}
-
-/// Those that a pass has rejected count unless a later pass tells whether they were reset.
-#[test]
-fn connections_are_counted_although_no_pass_follows() {
-    let returns = |fixture: &mut Fixture| fixture.commit(&web(&BOTH, &[]));
-    let is_not_gone = |fixture: &mut Fixture| fixture.commit(&web(&ONE, &[]));
-    let is_deleted = |fixture: &mut Fixture| fixture.commit(&mk_state().node_addresses(["172.16.0.1"]).build());
-    let has_a_new_session = |fixture: &mut Fixture| fixture.baseline(&web(&ONE, &[GONE]));
-    let ends = |fixture: &mut Fixture| fixture.departed.forget_all();
-    let changes: [fn(&mut Fixture); 5] = [returns, is_not_gone, is_deleted, has_a_new_session, ends];
-    for (n, change) in changes.into_iter().enumerate() {
-        let mut fixture = departed(&web(&ONE, &[GONE]));
-        assert_eq!((fixture.limited_pass(20, 4), fixture.departed.unverified), (0, 0));
-        for _ in 0..2 {
-            change(&mut fixture);
-            assert_eq!(fixture.departed.unverified, 4, "{n}");
-        }
-        fixture = departed(&web(&ONE, &[GONE]));
-        assert_eq!((fixture.pass(4), fixture.departed.unverified), (0, 0));
-        fixture.now += PAUSES[0];
-        assert_eq!((fixture.pass(3), fixture.departed.unverified), (1, 0));
-        change(&mut fixture);
-        assert_eq!(fixture.departed.unverified, 0, "{n}: they have survived a pass");
+    for _ in 0..2 {
+        assert_eq!(fixture.pass(4), 4);
+        fixture.commit(&web(&ONE, &[]));
+        fixture.commit(&web(&ONE, &[GONE]));
+        fixture.now += ABSENCE;
     }
 }
 
@@ -459,14 +429,14 @@ fn a_pass_resets_what_is_still_due() {
             fixture.departed.retain_due(due);
         };
         reset(&mut rejecter, &mut due, listed).unwrap();
-        let rejected: Vec<_> = due.ports.iter().map(|port| port.rejected.values().sum::<usize>()).collect();
-        assert_eq!(rejected, [1, 0]);
+        let open: Vec<_> = due.ports.iter().map(|port| port.open.values().sum::<usize>()).collect();
+        assert_eq!(open, [1, 0]);
         for _ in 0..2 {
             let rules = list("ip");
             assert!(rules.contains("10.96.0.1 . 80 . 10.244.1.3") && !rules.contains("10.244.1.4"), "{rules}");
             assert_eq!(rejecter.revoke(&mem::take(&mut fixture.departed.revoked)), 0);
         }
-        assert_eq!(fixture.departed.passed(&due, fixture.now), 0);
+        assert_eq!(fixture.departed.passed(&due, fixture.now), 1);
         assert_eq!(fixture.departed.next_due(|_| true), Some(fixture.now + PAUSES[0]), "found one, and passes again");
     });
 }
