@@ -10,7 +10,6 @@ mod queries;
 mod shared;
 
 use std::{
-    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -75,8 +74,6 @@ pub struct GrpcOptions {
     pub endpoints: Vec<String>,
     /// Other ways to discover frontends.
     pub discovery: Vec<Arc<dyn Discover>>,
-    /// The file that caches resolved addresses; `None`: they are not cached.
-    pub address_cache: Option<PathBuf>,
     /// For `https`.
     pub credentials: Credentials,
 }
@@ -98,11 +95,11 @@ impl Grpc {
     /// # Errors
     /// When an endpoint is not a valid address, or there is none.
     pub fn new(options: GrpcOptions) -> Result<Self> {
-        let GrpcOptions { endpoints, discovery, address_cache, credentials } = options;
+        let GrpcOptions { endpoints, discovery, credentials } = options;
         let mut sources = endpoints.iter().map(|text| AddressSource::parse(text)).collect::<Result<Vec<_>>>()?;
         sources.extend(discovery.into_iter().map(AddressSource::Discovered));
         ensure!(!sources.is_empty(), "no address of a frontend is configured");
-        let addresses = Arc::new(Mutex::new(AddressList::new(sources, address_cache)));
+        let addresses = Arc::new(Mutex::new(AddressList::new(sources)));
         Ok(Self { addresses, credentials, questions: Arc::default() })
     }
 

@@ -5,13 +5,10 @@ use std::{
     fs::{self, File},
     io::{self, Read as _, Write as _},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, mpsc},
+    sync::mpsc,
     thread,
     time::Duration,
 };
-
-use runtime::lock;
-use tracing::warn;
 
 /// The time that reading a file at the start may take. A healthy disk reads the state of a large cluster in less.
 const READ_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(3) } else { Duration::from_secs(10) };
@@ -19,43 +16,6 @@ const READ_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(3) } else { D
 /// The most bytes of a file that is read, so that a file that is none of ours does not fill the memory. The state of
 /// 50,000 Services with 250,000 endpoints takes a fraction of it.
 const MAX_BYTES: u64 = 64 << 20;
-
-/// A file of which only the newest content counts. Errors are logged.
-#[derive(Debug)]
-pub(crate) struct LatestFile(Arc<Latest>);
-
-#[derive(Debug)]
-struct Latest {
-    /// What a thread is about to write.
-    newest: Mutex<Option<Vec<u8>>>,
-    /// Locked while a thread writes.
-    path: Mutex<PathBuf>,
-}
-
-impl LatestFile {
-    pub(crate) fn new(path: PathBuf) -> Self {
-        Self(Arc::new(Latest { newest: Mutex::default(), path: Mutex::new(path) }))
-    }
-
-    /// Replaces the file. On a disk that hangs, one content at most waits.
-    pub(crate) fn put(&self, content: Vec<u8>) {
-        if lock(&self.0.newest).replace(content).is_some() {
-            return;
-        }
-        let latest = self.0.clone();
-        let run = move || {
-            let path = lock(&latest.path);
-            let Some(content) = lock(&latest.newest).take() else { return };
-            if let Err(error) = replace(&path, &content) {
-                warn!(path = %path.display(), %error, "cannot write a file");
-            }
-        };
-        if let Err(error) = in_thread(run) {
-            lock(&self.0.newest).take();
-            warn!(%error, "cannot start a thread that writes a file");
-        }
-    }
-}
 
 /// Runs this in a new thread, for which nothing waits: not a blocking task of the async runtime, which waits for those
 /// when it ends.
@@ -170,20 +130,5 @@ mod tests {
         fs::write(successor(&path), "half").unwrap();
         replace(&path, b"newer").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"newer");
-    }
-
-    #[test]
-    fn newest_content_is_written_when_a_hung_disk_answers() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("new directory/file");
-        let file = LatestFile::new(path.clone());
-        let hung = lock(&file.0.path);
-        (0..100).for_each(|number| file.put(number.to_string().into_bytes()));
-        assert!(Arc::strong_count(&file.0) <= 2, "one thread waits");
-        drop(hung);
-        while Arc::strong_count(&file.0) > 1 {
-            thread::yield_now();
-        }
-        assert_eq!(fs::read(&path).unwrap(), b"99");
     }
 }

@@ -2,18 +2,12 @@
 //!
 //! ```text
 //!   sources ──resolve (due)──▶ addresses of each source ──in_order──▶ tried in turn
-//!                                   │    ▲                               │ succeeded, failed
-//!                                   ▼    │                               ▼
-//!                               cache file                       failures of each address
+//!                                                                        │ succeeded, failed
+//!                                                                        ▼
+//!                                                                failures of each address
 //! ```
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    io,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use anyhow::Result;
 use runtime::{
@@ -24,13 +18,12 @@ use tokio::{
     sync::{Mutex, OwnedMutexGuard},
     time::Instant,
 };
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use super::{
     address::{AddressSource, FrontendAddress},
     error::explained,
 };
-use crate::disk::{self, LatestFile};
 
 /// Addresses of this age are resolved again when a session begins: there may be more replicas by now.
 const REFRESH: Duration = Duration::from_secs(600);
@@ -42,7 +35,6 @@ pub(super) struct AddressList {
     failed: HashMap<FrontendAddress, Instant>,
     /// The frontend of the last session. Others are preferred.
     last: Option<FrontendAddress>,
-    cache: Option<LatestFile>,
 }
 
 #[derive(Debug)]
@@ -56,15 +48,17 @@ struct ResolvedSource {
 }
 
 impl AddressList {
-    /// Starts with the cached addresses.
-    pub(super) fn new(sources: Vec<AddressSource>, cache: Option<PathBuf>) -> Self {
-        let cached = cache.as_deref().map(read).unwrap_or_default();
-        let resolved_source = |source: AddressSource| {
-            let addresses = cached.get(&source.to_string()).cloned().unwrap_or_default();
-            ResolvedSource { source, addresses, resolved: None, lookup: Arc::default(), failures: Repeated::default() }
+    /// Starts without addresses.
+    pub(super) fn new(sources: Vec<AddressSource>) -> Self {
+        let resolved_source = |source| ResolvedSource {
+            source,
+            addresses: Vec::new(),
+            resolved: None,
+            lookup: Arc::default(),
+            failures: Repeated::default(),
         };
         let sources = sources.into_iter().map(resolved_source).collect();
-        Self { sources, failed: HashMap::new(), last: None, cache: cache.map(LatestFile::new) }
+        Self { sources, failed: HashMap::new(), last: None }
     }
 
     /// The sources to resolve before the next attempt, with their indices: those that were never resolved, or long ago,
@@ -102,7 +96,6 @@ impl AddressList {
                     *addresses = found;
                     let Self { sources, failed, .. } = self;
                     failed.retain(|address, _| sources.iter().any(|source| source.addresses.contains(address)));
-                    self.write();
                 }
             }
             Err(error) => {
@@ -137,43 +130,6 @@ impl AddressList {
     pub(super) fn failed(&mut self, address: &FrontendAddress) {
         self.failed.insert(address.clone(), Instant::now());
     }
-
-    /// Caches the resolved addresses. Fixed ones are configured anyway.
-    fn write(&self) {
-        let Some(cache) = &self.cache else { return };
-        let resolved = self.sources.iter().filter(|source| !matches!(source.source, AddressSource::Fixed(_)));
-        let lines = resolved.flat_map(|ResolvedSource { source, addresses, .. }| {
-            let line = move |FrontendAddress { uri, server_name }: &FrontendAddress| {
-                format!("{source}\t{uri}\t{}\n", server_name.as_deref().unwrap_or_default())
-            };
-            addresses.iter().map(line)
-        });
-        let text: String = lines.collect();
-        if !text.is_empty() {
-            cache.put(text.into_bytes());
-        }
-    }
-}
-
-/// The cached addresses by source. Invalid lines are ignored.
-fn read(path: &Path) -> BTreeMap<String, Vec<FrontendAddress>> {
-    let bytes = disk::read(path).unwrap_or_else(|error| {
-        if error.kind() != io::ErrorKind::NotFound {
-            warn!(path = %path.display(), %error, "cannot read cached frontend addresses");
-        }
-        Vec::new()
-    });
-    let text = String::from_utf8_lossy(&bytes);
-    let mut sources: BTreeMap<String, Vec<FrontendAddress>> = BTreeMap::new();
-    for line in text.lines() {
-        let mut fields = line.split('\t');
-        if let (Some(source), Some(uri), Some(name)) = (fields.next(), fields.next(), fields.next()) {
-            let server_name = Some(name.to_owned()).filter(|name| !name.is_empty());
-            let address = FrontendAddress { uri: uri.to_owned(), server_name };
-            sources.entry(source.to_owned()).or_default().push(address);
-        }
-    }
-    sources
 }
 
 #[cfg(test)]
@@ -193,7 +149,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn working_frontends_come_first_and_the_last_one_behind_them() {
         let [a, b, c] = ["https://10.0.0.1:1", "https://10.0.0.2:1", "https://10.0.0.3:1"].map(address);
-        let mut list = AddressList::new(dns_source(), None);
+        let mut list = AddressList::new(dns_source());
         list.resolved(0, Ok(vec![c.clone(), a.clone(), b.clone(), a.clone()]));
         assert_eq!(list.in_order().len(), 3);
         list.succeeded(&a);
@@ -210,7 +166,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn each_working_frontend_is_sometimes_first() {
-        let mut list = AddressList::new(dns_source(), None);
+        let mut list = AddressList::new(dns_source());
         list.resolved(0, Ok((1..=4).map(|n| address(&format!("https://10.0.0.{n}:1"))).collect()));
         let first: std::collections::BTreeSet<_> = (0..200).map(|_| list.in_order().remove(0)).collect();
         assert_eq!(first.len(), 4);
@@ -218,7 +174,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn sources_are_resolved_at_first_when_old_and_when_all_addresses_fail() {
-        let mut list = AddressList::new(dns_source(), None);
+        let mut list = AddressList::new(dns_source());
         assert_eq!(list.due().len(), 1);
         list.resolved(0, Ok(vec![address("https://10.0.0.1:1"), address("https://10.0.0.2:1")]));
         assert_eq!(list.due().len(), 0);
@@ -234,7 +190,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn failures_of_addresses_that_are_gone_are_forgotten() {
-        let mut list = AddressList::new(dns_source(), None);
+        let mut list = AddressList::new(dns_source());
         for replica in 1..=9 {
             let found = address(&format!("https://10.0.0.{replica}:1"));
             list.resolved(0, Ok(vec![found.clone()]));
@@ -245,38 +201,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn source_is_not_resolved_twice_at_the_same_time() {
-        let mut list = AddressList::new(dns_source(), None);
+        let mut list = AddressList::new(dns_source());
         let lookup = list.due();
         assert_eq!((lookup.len(), list.due().len()), (1, 0));
         list.resolved(0, (|| bail!("no answer"))());
         drop(lookup);
         assert_eq!(list.due().len(), 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn cached_addresses_survive_restarts_and_resolver_errors() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("frontends");
-        let mut list = AddressList::new(dns_source(), Some(file.clone()));
-        assert_eq!(list.in_order(), []);
-        let without_name = FrontendAddress { server_name: None, ..address("https://10.0.0.2:1") };
-        let found = vec![address("https://10.0.0.1:1"), without_name];
-        list.resolved(0, Ok(found.clone()));
-        while !file.exists() {
-            std::thread::yield_now();
-        }
-
-        let mut list = AddressList::new(dns_source(), Some(file.clone()));
-        list.resolved(0, (|| bail!("no such name"))());
-        let mut addresses = list.in_order();
-        addresses.sort();
-        assert_eq!(addresses, found);
-        assert_eq!(list.due().len(), 1, "it is tried again");
-
-        // Another source does not use them.
-        let other = vec![AddressSource::parse("https://other:7600").unwrap()];
-        assert_eq!(AddressList::new(other, Some(file.clone())).in_order(), []);
-        std::fs::write(&file, "nonsense\n\n\t\t\n").unwrap();
-        assert_eq!(AddressList::new(dns_source(), Some(file)).in_order(), []);
     }
 }

@@ -111,8 +111,8 @@ impl FrontendAddressArgs {
         [file("tls-cert", &self.tls_cert, false), file("tls-ca", &self.tls_ca, true)].into_iter().flatten().collect()
     }
 
-    /// The client for the frontend. `known`: the cache of discovered addresses.
-    pub(crate) fn grpc(&self, known: Option<PathBuf>) -> Result<Grpc> {
+    /// The client for the frontend.
+    pub(crate) fn grpc(&self) -> Result<Grpc> {
         self.validate()?;
         let Self { addresses, discovery_kubeconfig, tls_ca, frontend_name, tls_cert, tls_key, token_file } =
             self.clone();
@@ -128,16 +128,11 @@ impl FrontendAddressArgs {
             Ok(Arc::new(discovery.map_err(|error| anyhow!("--frontend {error}"))?))
         };
         let discovery = services.into_iter().map(discover).collect::<Result<_>>()?;
-        Grpc::new(GrpcOptions { endpoints, discovery, address_cache: known, credentials })
+        Grpc::new(GrpcOptions { endpoints, discovery, credentials })
     }
 }
 
 impl NodeArgs {
-    /// The cache of discovered frontend addresses; a shadow has none.
-    pub(crate) fn address_cache(&self) -> Option<PathBuf> {
-        (!self.shadow).then(|| self.state_dir.join("frontends"))
-    }
-
     /// `--node-name`, or this machine's host name.
     pub(crate) fn name(&self) -> Result<String> {
         node_name(self.node_name.as_deref())

@@ -53,7 +53,7 @@ const LOCAL_DRAINED: &str = "not known: fairlead local has no frontend that othe
 /// Runs until the shutdown, which leaves the kernel unchanged.
 pub(crate) async fn run(command: BackendCommand, config: &Effective, shutdown: Shutdown) -> Result<()> {
     let (frontend, backend) = command.into_parts();
-    let connect = frontend.grpc(backend.common.node.address_cache())?;
+    let connect = frontend.grpc()?;
     let mut tasks = Tasks::default();
     let certificates = vec![runtime::metrics::certificates(frontend.certificate_files())];
     let drains = Drains::new(Arc::new(connect.clone()));

@@ -58,7 +58,7 @@ struct EndpointDecision {
 pub(crate) async fn run(args: EndpointsArgs) -> Result<()> {
     let EndpointsArgs { service, port, view } = args;
     let node = view.node_name()?;
-    let grpc = view.frontend.grpc(None)?;
+    let grpc = view.frontend.grpc()?;
     let request = EndpointsRequest {
         namespace: service.namespace.to_string(),
         name: service.name.to_string(),

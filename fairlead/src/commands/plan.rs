@@ -36,7 +36,7 @@ pub(crate) async fn run(args: PlanArgs) -> Result<ExitCode> {
         eprintln!("fairlead: not planned, and not sent to the frontend: {count} {kind}");
     }
     let request = PlanRequest { documents: planned, node: node.unwrap_or_default() };
-    let plan = frontend.grpc(None)?.plan(&request, RESPONSE_TIMEOUT).await?;
+    let plan = frontend.grpc()?.plan(&request, RESPONSE_TIMEOUT).await?;
     print::value(output, &plan, || table(&plan))?;
     Ok(ExitCode::of_check(plan.losing_count == 0 && plan.conflict_count == 0))
 }

@@ -44,7 +44,7 @@ pub(crate) async fn run(args: ServicesArgs) -> Result<()> {
 /// The state of a node at a Unix time in microseconds: of one namespace, or of all if the name is empty.
 async fn state_at(frontend: &FrontendAddressArgs, node: &str, namespace: String, at: u64) -> Result<NodeState> {
     let request = ChangesRequest { node: node.to_owned(), namespace, at_micros: at, ..ChangesRequest::default() };
-    let response = frontend.grpc(None)?.changes(&request, RESPONSE_TIMEOUT).await?;
+    let response = frontend.grpc()?.changes(&request, RESPONSE_TIMEOUT).await?;
     let ChangesResponse { complete_since_micros: since, operations, .. } = response;
     if at < since {
         bail!("--at: no frontend knows the state of {node} then; one knows it since {}", time_text(since));

@@ -46,7 +46,7 @@ fn is_incomplete(overview: &Overview, args: &StatusArgs) -> bool {
 
 /// Queries all frontends; with `--wait` until all nodes are in sync. `has_others`: frontends that have no address.
 async fn query(args: &StatusArgs, has_others: bool) -> Result<Overview> {
-    let grpc = args.frontend.grpc(None)?;
+    let grpc = args.frontend.grpc()?;
     let node = args.node.clone().unwrap_or_default();
     let ask = async |wait: Duration| -> Result<Vec<_>> {
         let wait_millis = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);

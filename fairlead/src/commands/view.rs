@@ -37,7 +37,7 @@ pub(crate) async fn committed(frontend: &FrontendAddressArgs, node: &str) -> Res
 impl View {
     /// Opens a stream for a node.
     pub(crate) async fn open(frontend: &FrontendAddressArgs, node: &str) -> Result<Self> {
-        let mut grpc = frontend.grpc(None)?;
+        let mut grpc = frontend.grpc()?;
         let hello = Hello {
             version: proto::PROTOCOL_VERSION,
             node: node.into(),
