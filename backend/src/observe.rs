@@ -12,7 +12,7 @@ mod tests;
 
 use std::{sync::Arc, time::SystemTime};
 
-use hyper::{Method, Request, Response, StatusCode, header::ACCEPT};
+use hyper::{Method, Request, Response, StatusCode};
 use jiff::Timestamp;
 use runtime::{
     http::{JSON, TEXT, response},
@@ -64,8 +64,7 @@ impl ObserverPages {
             "/proxyMode" => text(StatusCode::OK, self.observer.identity.backend),
             // Only shows that the process answers, as in kube-proxy; the health is served at its own address.
             "/healthz" => text(StatusCode::OK, "ok"),
-            "/statusz" if wants_json(request) => response(StatusCode::OK, JSON, self.observer.status().to_json()),
-            "/statusz" => text(StatusCode::OK, &self.observer.status().to_string()),
+            "/statusz" => response(StatusCode::OK, JSON, self.observer.status()),
             "/configz" => response(StatusCode::OK, JSON, self.config.clone()),
             _ => {
                 let paths = "not found; the pages are /metrics, /proxyMode, /healthz, /statusz and /configz\n";
@@ -73,13 +72,6 @@ impl ObserverPages {
             }
         }
     }
-}
-
-/// By the header `Accept`, or by `?format=json`.
-fn wants_json<B>(request: &Request<B>) -> bool {
-    let accepted = request.headers().get(ACCEPT).and_then(|accepted| accepted.to_str().ok());
-    accepted.is_some_and(|accepted| accepted.contains("application/json"))
-        || request.uri().query() == Some("format=json")
 }
 
 fn text(status: StatusCode, text: &str) -> Response<String> {

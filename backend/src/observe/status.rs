@@ -1,20 +1,16 @@
-//! `/statusz`: identity, progress and failures, as text or JSON.
+//! `/statusz`: identity, progress and failures, as JSON.
 
-use std::{fmt, fs, time::SystemTime};
+use std::{fs, time::SystemTime};
 
-use serde::{Serialize, Serializer};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use super::{Observer, rfc3339};
 use crate::Progress;
 
-/// The content of the page: the names and values of its fields, in order.
-#[derive(Debug)]
-pub(super) struct StatusPage(Vec<(&'static str, Value)>);
-
 impl Observer {
-    pub(super) fn status(&self) -> StatusPage {
+    /// The page. What is not known, or not wrong, is left out.
+    pub(super) fn status(&self) -> String {
         let progress = self.progress.borrow().clone();
         let identity = &self.identity;
         let seconds_since = |time: Instant| time.elapsed().as_secs_f64();
@@ -23,7 +19,7 @@ impl Observer {
         let failures = progress.failures.iter();
         let failures =
             failures.map(|failure| json!({"servicePort": failure.key.to_string(), "reason": failure.reason}));
-        let mut fields = vec![
+        let fields = [
             ("node", json!(identity.node)),
             ("backend", json!(identity.backend)),
             ("version", json!(identity.version)),
@@ -59,8 +55,9 @@ impl Observer {
             ("resetConnections", json!(progress.reset_connections)),
             ("lockWaitSeconds", json!(progress.lock_wait.as_secs_f64())),
         ];
-        fields.retain(|(_, value)| !value.is_null());
-        StatusPage(fields)
+        let fields = fields.into_iter().filter(|(_, value)| !value.is_null());
+        let page: Map<_, _> = fields.map(|(name, value)| (name.to_owned(), value)).collect();
+        format!("{:#}\n", Value::Object(page))
     }
 }
 
@@ -70,35 +67,4 @@ fn unusable_families(progress: &Progress) -> Value {
         return Value::Null;
     }
     progress.unusable_families.iter().map(|(family, reason)| (family.name(), json!(reason))).collect()
-}
-
-impl Serialize for StatusPage {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
-    }
-}
-
-impl StatusPage {
-    pub(super) fn to_json(&self) -> String {
-        // Strings and numbers always serialize.
-        serde_json::to_string_pretty(self).unwrap_or_default()
-    }
-}
-
-impl fmt::Display for StatusPage {
-    /// One line for each field, as in the JSON form; failures at the end.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, value) in &self.0 {
-            match value {
-                Value::String(text) => writeln!(f, "{name}: {text}")?,
-                Value::Array(failures) => writeln!(f, "{name}: {}", failures.len())?,
-                other => writeln!(f, "{name}: {other}")?,
-            }
-        }
-        for failure in self.0.iter().filter_map(|(_, value)| value.as_array()).flatten() {
-            let text = |name: &str| failure[name].as_str().unwrap_or_default();
-            writeln!(f, "  {}: {}", text("servicePort"), text("reason"))?;
-        }
-        Ok(())
-    }
 }

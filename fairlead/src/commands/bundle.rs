@@ -21,7 +21,7 @@ use crate::{cli::BundleArgs, print};
 /// HTTP paths of the backend, and the files in the archive with the responses.
 const BACKEND_FILES: [(&str, &str); 4] = [
     ("/metrics", "backend/metrics.txt"),
-    ("/statusz", "backend/statusz.txt"),
+    ("/statusz", "backend/statusz.json"),
     ("/configz", "backend/configz.json"),
     ("/healthz", "backend/healthz.txt"),
 ];

@@ -52,7 +52,7 @@ impl Local {
 
     /// The reason why a family is not programmed.
     fn unusable(&self, family: &str) -> Option<String> {
-        let status: Value = serde_json::from_str(&get(METRICS, "/statusz?format=json").ok()?).ok()?;
+        let status: Value = serde_json::from_str(&get(METRICS, "/statusz").ok()?).ok()?;
         status["unusableFamilies"][family].as_str().map(str::to_owned)
     }
 
