@@ -25,18 +25,14 @@ pub(crate) struct HttpResponse {
 pub(crate) async fn http_get(to: SocketAddr, path: &str, limit: Duration) -> Result<HttpResponse> {
     let request = async {
         let mut stream = TcpStream::connect(to).await.with_context(|| format!("cannot connect to {to}"))?;
-        stream.write_all(request_text(to, path).as_bytes()).await?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nUser-Agent: fairlead\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
         let mut response = Vec::new();
         stream.take(MAX_RESPONSE).read_to_end(&mut response).await?;
         anyhow::Ok(String::from_utf8_lossy(&response).into_owned())
     };
     let response = timeout(limit, request).await.with_context(|| format!("no response of {to} within {limit:?}"))??;
     parse(&response).with_context(|| format!("{to} sent no HTTP response"))
-}
-
-/// A request, after whose response the server closes the connection.
-pub(crate) fn request_text(to: SocketAddr, path: &str) -> String {
-    format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nUser-Agent: fairlead\r\nConnection: close\r\n\r\n")
 }
 
 fn parse(response: &str) -> Option<HttpResponse> {

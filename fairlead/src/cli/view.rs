@@ -161,7 +161,7 @@ fn past_time(text: &str) -> std::result::Result<u64, String> {
 #[command(after_help = "\
 Examples:
   fairlead test                                   test every Service that this node serves, from this node
-  fairlead test --service default/web --http /    test one Service, with GET /
+  fairlead test --service default/web --count 20  test one Service, with 20 connections to each VIP
 
 Exit codes:
   0  every result was as the frontend's view predicts
@@ -187,17 +187,9 @@ pub(crate) struct TestArgs {
     #[arg(long, default_value = "2s", value_name = "TIME", value_parser = duration)]
     pub(crate) timeout: Duration,
 
-    /// Test this many VIPs at the same time.
-    #[arg(long, default_value = "16", value_name = "NUMBER")]
-    pub(crate) parallel: NonZeroUsize,
-
     /// Test at most this many VIPs. The number of those left out is printed.
     #[arg(long, default_value = "1000", value_name = "NUMBER")]
     pub(crate) limit: NonZeroUsize,
-
-    /// Send an HTTP request for this path over each TCP connection, and print the status code.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) http: Option<String>,
 }
 
 impl ViewArgs {
@@ -245,8 +237,8 @@ mod tests {
     #[test]
     fn limits_are_above_zero() {
         assert!(parse(&["test"]).is_ok());
-        assert!(parse(&["test", "--service", "default/web", "--count", "20", "--http", "/healthz"]).is_ok());
-        for flag in ["--count", "--parallel", "--limit"] {
+        assert!(parse(&["test", "--service", "default/web", "--count", "20"]).is_ok());
+        for flag in ["--count", "--limit"] {
             assert!(parse(&["test", flag, "0"]).is_err());
         }
     }

@@ -31,6 +31,9 @@ use self::{
 use super::{check::Level, view};
 use crate::{cli::TestArgs, exit_code::ExitCode, print, table::Table};
 
+/// How many VIPs are tested at the same time.
+const PARALLEL: usize = 16;
+
 /// The results of all probes.
 #[derive(Debug, Serialize)]
 struct ConnectivityReport {
@@ -59,12 +62,12 @@ async fn probe_all(args: &TestArgs) -> Result<ConnectivityReport> {
     let skipped = targets.len().saturating_sub(args.limit.get());
     targets.truncate(args.limit.get());
     let conntrack = ConntrackHandle::open().context("cannot open a netlink socket for conntrack")?;
-    let prober = Prober { conntrack: Mutex::new(conntrack), timeout: args.timeout, http: args.http.clone() };
+    let prober = Prober { conntrack: Mutex::new(conntrack), timeout: args.timeout };
     let probes = stream::iter(&targets).map(async |target| {
         let observations = prober.probe(target, args.count.get()).await;
         judge(target, &observations)
     });
-    let results = probes.buffered(args.parallel.get()).collect().await;
+    let results = probes.buffered(PARALLEL).collect().await;
     Ok(ConnectivityReport { results, skipped })
 }
 

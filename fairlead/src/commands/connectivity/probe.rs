@@ -12,13 +12,11 @@ use nix::errno::Errno;
 use proto::model::{IpFamily, Protocol};
 use runtime::lock;
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpStream, UdpSocket},
     time::{Instant, timeout},
 };
 
 use super::plan::ProbeTarget;
-use crate::http_get::request_text;
 
 /// The result of one connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,8 +26,6 @@ pub(super) struct Observation {
     pub(super) duration: Duration,
     /// The endpoint, if conntrack has it.
     pub(super) endpoint: Option<SocketAddr>,
-    /// The status line of the HTTP response.
-    pub(super) status: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,8 +44,6 @@ pub(super) enum ConnectionOutcome {
 pub(super) struct Prober {
     pub(super) conntrack: Mutex<ConntrackHandle>,
     pub(super) timeout: Duration,
-    /// The path of an HTTP request over TCP connections.
-    pub(super) http: Option<String>,
 }
 
 impl ConnectionOutcome {
@@ -57,9 +51,6 @@ impl ConnectionOutcome {
         matches!(self, Self::Answered | Self::Sent)
     }
 }
-
-/// How much of a reply is read, in bytes.
-const REPLY_BYTES: usize = 256;
 
 impl Prober {
     /// Opens `count` connections one after the other, and stops at the first failure.
@@ -85,22 +76,16 @@ impl Prober {
             Ok(Err(error)) => (outcome(&error), None),
             Ok(Ok(stream)) => (ConnectionOutcome::Answered, Some(stream)),
         };
-        let mut observation = Observation { outcome, duration: start.elapsed(), endpoint: None, status: None };
-        let Some(mut stream) = stream else { return observation };
-        let source = stream.local_addr().ok();
-        observation.endpoint = source.and_then(|source| self.endpoint(Protocol::Tcp, source, to));
-        if let Some(path) = &self.http {
-            let response = timeout(self.timeout, http_status(&mut stream, to, path)).await;
-            let response = response.unwrap_or_else(|_| Ok("no HTTP response".to_owned()));
-            observation.status = Some(response.unwrap_or_else(|error| error.to_string()));
-        }
-        observation
+        let duration = start.elapsed();
+        let source = stream.as_ref().and_then(|stream| stream.local_addr().ok());
+        let endpoint = source.and_then(|source| self.endpoint(Protocol::Tcp, source, to));
+        Observation { outcome, duration, endpoint }
     }
 
     async fn udp(&self, to: SocketAddr) -> Observation {
         let start = Instant::now();
         let (outcome, endpoint) = self.datagram(to).await.unwrap_or_else(|error| (outcome(&error), None));
-        Observation { outcome, duration: start.elapsed(), endpoint, status: None }
+        Observation { outcome, duration: start.elapsed(), endpoint }
     }
 
     async fn datagram(&self, to: SocketAddr) -> io::Result<(ConnectionOutcome, Option<SocketAddr>)> {
@@ -112,7 +97,8 @@ impl Prober {
             result => drop(result?),
         }
         let endpoint = self.endpoint(Protocol::Udp, socket.local_addr()?, to);
-        let mut reply = [0; REPLY_BYTES];
+        // What does not fit is discarded.
+        let mut reply = [0];
         let outcome = match timeout(self.timeout, socket.recv(&mut reply)).await {
             Ok(received) => received.map(|_| ConnectionOutcome::Answered)?,
             Err(_) if endpoint.is_some_and(|endpoint| endpoint != to) => ConnectionOutcome::Sent,
@@ -127,18 +113,6 @@ impl Prober {
         let reply = conntrack.reply(protocol.number(), &Tuple { source, destination: to }).ok()??;
         Some(reply.source)
     }
-}
-
-/// Sends a request over a connection, and returns the status line of the response.
-async fn http_status(stream: &mut TcpStream, to: SocketAddr, path: &str) -> io::Result<String> {
-    stream.write_all(request_text(to, path).as_bytes()).await?;
-    let mut reply = [0; REPLY_BYTES];
-    let length = stream.read(&mut reply).await?;
-    let reply = String::from_utf8_lossy(&reply[..length]);
-    Ok(match reply.lines().next() {
-        Some(line) if line.starts_with("HTTP/") => line.to_owned(),
-        _ => "not an HTTP response".to_owned(),
-    })
 }
 
 fn outcome(error: &io::Error) -> ConnectionOutcome {

@@ -51,13 +51,12 @@ fn answered_by(endpoints: &[&str]) -> Vec<Observation> {
         outcome: ConnectionOutcome::Answered,
         duration: Default::default(),
         endpoint: Some(socket(endpoint)),
-        status: None,
     };
     endpoints.iter().map(observation).collect()
 }
 
 fn one(outcome: ConnectionOutcome) -> Vec<Observation> {
-    vec![Observation { outcome, duration: Default::default(), endpoint: None, status: None }]
+    vec![Observation { outcome, duration: Default::default(), endpoint: None }]
 }
 
 #[test]

@@ -67,10 +67,7 @@ fn judge_served(
     if let Some(unexpected) = endpoints.iter().find(|endpoint| !pool.contains(*endpoint)) {
         return (Level::Fail, format!("{unexpected} accepted a connection, but is not in the pool"));
     }
-    let mut reached = format!("{} of {} endpoints in {answered} connections", endpoints.len(), pool.len());
-    if let Some(status) = observations.iter().find_map(|observation| observation.status.as_ref()) {
-        reached += &format!(", {status}");
-    }
+    let reached = format!("{} of {} endpoints in {answered} connections", endpoints.len(), pool.len());
     match (endpoints.len(), target.has_affinity) {
         (0, _) => (Level::Ok, format!("{}, endpoint unknown", describe(observations))),
         (2.., true) => (Level::Fail, format!("{reached} despite client IP affinity")),
