@@ -9,18 +9,17 @@
 //!                                             └──▶ 200 | 503, and the number of endpoints
 //! ```
 //!
-//! A port that cannot be opened, or belongs to another Service, is a failure like those of the backend: each ack
-//! reports it while it lasts. A listener reads the checks at each request, so only changes of ports involve it.
+//! A port that cannot be opened is a failure like those of the backend: each ack reports it while it lasts. A listener
+//! reads the checks at each request, so only changes of ports involve it.
 
 mod checks;
 mod servers;
 
 use proto::{model::ServicePortFailure, state::ServicePortChange};
 use tokio::sync::watch;
-use tracing::warn;
 
 use crate::NodeState;
-use checks::{CheckPort, Checks, RejectedClaim};
+use checks::Checks;
 pub(crate) use servers::HealthCheckServers;
 
 /// The programmer's side: it publishes what is programmed, and receives the failures.
@@ -40,15 +39,8 @@ impl Default for HealthChecks {
 impl HealthChecks {
     /// Publishes what the backend has just programmed of a state.
     pub(crate) fn publish(&self, state: &NodeState, changes: &[ServicePortChange<'_>]) {
-        let mut rejected = None;
-        self.checks.send_if_modified(|checks| {
-            rejected = checks.update(state, changes.iter().map(|change| change.key));
-            // The next request reads a changed count anyway.
-            rejected.is_some()
-        });
-        for RejectedClaim { check_port: CheckPort { port, family }, service, owner } in rejected.into_iter().flatten() {
-            warn!(%service, port, %family, %owner, "health-check node port belongs to another Service");
-        }
+        // The next request reads a changed count anyway.
+        self.checks.send_if_modified(|checks| checks.update(state, changes.iter().map(|change| change.key)));
     }
 
     /// The service ports whose health-check node port is not served, in the order of Services and families.

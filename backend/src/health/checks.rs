@@ -33,20 +33,10 @@ pub(super) struct Check<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Checks {
     services: BTreeMap<ServiceName, Claim>,
-    /// The first Service in order that claims a port.
+    /// The first Service in order that claims a port: frontends let only one of them have it.
     owners: BTreeMap<CheckPort, ServiceName>,
-    /// The claims for ports that another Service owns.
-    pub(super) rejected: BTreeSet<RejectedClaim>,
     /// The node's first address of each family.
     pub(super) primary_addresses: PerFamily<Option<IpAddr>>,
-}
-
-/// A claim for a port that another Service owns.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct RejectedClaim {
-    pub(super) check_port: CheckPort,
-    pub(super) service: ServiceName,
-    pub(super) owner: ServiceName,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,14 +73,10 @@ impl Checks {
         self.services.get(service).map(|claim| &claim.key)
     }
 
-    /// Makes the checks those of `state`, given the service ports that changed since the last update. Returns the
-    /// claims that lost a port or did not get it. `None`: the same Services claim the same ports as before, on a node
-    /// with the same addresses, so that no listener has to be opened or closed, and no failure has changed.
-    pub(super) fn update<'a>(
-        &mut self,
-        state: &NodeState,
-        changed: impl Iterator<Item = &'a ServicePortKey>,
-    ) -> Option<Vec<RejectedClaim>> {
+    /// Makes the checks those of `state`, given the service ports that changed since the last update. Returns false if
+    /// the same Services claim the same ports as before, on a node with the same addresses, so that no listener has to
+    /// be opened or closed.
+    pub(super) fn update<'a>(&mut self, state: &NodeState, changed: impl Iterator<Item = &'a ServicePortKey>) -> bool {
         let primary_addresses = PerFamily::from_fn(|family| state.node().primary_address(family));
         let mut is_changed = mem::replace(&mut self.primary_addresses, primary_addresses) != primary_addresses;
         let identity = |claim: &Option<Claim>| {
@@ -106,26 +92,15 @@ impl Checks {
             };
             is_changed |= identity(&old) != new_identity;
         }
-        is_changed.then(|| self.resolve())
-    }
-
-    /// Decides which Service owns each port. Returns the claims that were not rejected before.
-    fn resolve(&mut self) -> Vec<RejectedClaim> {
-        self.owners.clear();
-        let before = mem::take(&mut self.rejected);
-        for (service, claim) in &self.services {
-            for check_port in claim.check_ports() {
-                let owner = self.owners.entry(check_port).or_insert_with(|| service.clone());
-                if owner != service {
-                    let service = service.clone();
-                    let owner = owner.clone();
-                    self.rejected.insert(RejectedClaim { check_port, service, owner });
+        if is_changed {
+            self.owners.clear();
+            for (service, claim) in &self.services {
+                for check_port in claim.check_ports() {
+                    self.owners.entry(check_port).or_insert_with(|| service.clone());
                 }
             }
         }
-        let before: BTreeSet<_> = before.iter().map(|claim| (claim.check_port, &claim.service)).collect();
-        let is_new = |claim: &&RejectedClaim| !before.contains(&(claim.check_port, &claim.service));
-        self.rejected.iter().filter(is_new).cloned().collect()
+        is_changed
     }
 }
 

@@ -76,7 +76,7 @@ pub(crate) struct HealthCheckServers {
     open: BTreeMap<Listener, JoinSet<()>>,
     failing: BTreeMap<Listener, FailingPort>,
     lines: PortLines,
-    /// The ports that cannot be opened, and those that belong to another Service.
+    /// The ports that cannot be opened.
     failures: watch::Sender<Vec<ServicePortFailure>>,
 }
 
@@ -244,16 +244,13 @@ impl HealthCheckServers {
 
     fn publish_failures(&self) {
         let checks = self.checks.borrow();
-        let failing = self.failing.iter().filter_map(|(Listener { port, address }, FailingPort { error, .. })| {
+        let failures = self.failing.iter().filter_map(|(Listener { port: check_port, address }, failing)| {
+            let key = checks.key(checks.get(*check_port)?.service)?.clone();
+            let CheckPort { port, family } = check_port;
             let at = if address.is_unspecified() { String::new() } else { format!(" at {address}") };
-            Some((checks.get(*port)?.service, *port, format!("cannot be opened{at}: {error}")))
-        });
-        let rejected = checks.rejected.iter();
-        let rejected = rejected.map(|claim| (&claim.service, claim.check_port, format!("belongs to {}", claim.owner)));
-        let failures = failing.chain(rejected).filter_map(|(service, CheckPort { port, family }, why)| {
-            let reason = format!("health-check node port {port} ({family}) {why}");
-            let key = checks.key(service)?.clone();
-            // In both cases the port is opened as soon as that is possible.
+            let error = &failing.error;
+            let reason = format!("health-check node port {port} ({family}) cannot be opened{at}: {error}");
+            // It is opened as soon as that is possible.
             Some(ServicePortFailure { key, reason, retryable: true, kind: FailureKind::HealthCheck })
         });
         let mut failures: Vec<_> = failures.collect();
