@@ -18,7 +18,7 @@ use proto::model::IpFamily;
 
 use crate::{
     kernel::VirtualServer,
-    outcome::{IpvsSelection, PacketVerdict, SelectionMethod},
+    outcome::{IpvsSelection, PacketVerdict},
     traversal::{ChainVerdict, Traversal},
 };
 
@@ -59,20 +59,16 @@ pub(crate) fn schedule(traversal: &mut Traversal<'_>) -> Result<ChainVerdict> {
     }
     let is_persistent = server.scheduling.flags & PERSISTENT != 0;
     let persistent = if is_persistent { persistent(traversal, &key, &available)? } else { None };
-    let (destination, method) = match persistent {
-        Some(destination) => (destination, SelectionMethod::Persistence),
-        None => {
-            let (method, probabilities) = probabilities(&scheduler, &available);
-            (available[traversal.choices.choose(&probabilities)], method)
-        }
+    let destination = match persistent {
+        Some(destination) => destination,
+        None => available[traversal.choices.choose(&probabilities(&scheduler, &available))],
     };
     if destination.forwarding & FORWARDING != 0 {
         let address = destination.address;
         traversal
             .unknown(format!("{address} uses a forwarding method other than masquerading, which is not evaluated"));
     }
-    let affinity_seconds = is_persistent.then_some(server.scheduling.timeout);
-    let scheduled = IpvsSelection { server: name, scheduler, method, affinity_seconds };
+    let scheduled = IpvsSelection { server: name, scheduler, is_persistent: persistent.is_some() };
     // A persistent virtual server for a mark does not translate ports (`ip_vs_sched_persist`).
     let keeps_port = is_persistent && matches!(key, VirtualServerKey::FwMark(..));
     let port = Some(destination.address.port()).filter(|port| *port != 0 && !keeps_port);
@@ -114,20 +110,11 @@ fn persistent<'a>(
     Ok(available.iter().find(matches).copied())
 }
 
-/// How a scheduler selects, and the probability of each destination. Where it depends on connections or clients, equal
-/// ones are assumed.
-fn probabilities(scheduler: &str, available: &[&Destination]) -> (SelectionMethod, Vec<f64>) {
-    let equal = vec![1.0 / available.len() as f64; available.len()];
-    match scheduler {
-        "rr" => (SelectionMethod::RoundRobin, equal),
-        "wrr" => {
-            let total: f64 = available.iter().map(|destination| f64::from(destination.weight)).sum();
-            let by_weight = available.iter().map(|destination| f64::from(destination.weight) / total);
-            (SelectionMethod::RoundRobin, by_weight.collect())
-        }
-        "sh" | "mh" => (SelectionMethod::ClientHash, equal),
-        _ => (SelectionMethod::Scheduler, equal),
-    }
+/// The probability of each destination: by weight if the scheduler is the weighted round robin, otherwise equal.
+fn probabilities(scheduler: &str, available: &[&Destination]) -> Vec<f64> {
+    let share = |it: &&Destination| if scheduler == "wrr" { f64::from(it.weight) } else { 1.0 };
+    let total: f64 = available.iter().map(share).sum();
+    available.iter().map(|it| share(it) / total).collect()
 }
 
 fn accepts_new(destination: &Destination) -> bool {

@@ -42,7 +42,5 @@ mod traversal;
 
 pub use hooks::{NodeRules, trace};
 pub use kernel::{Kernel, LiveKernel, VirtualServer};
-pub use outcome::{
-    IpvsSelection, PacketVerdict, Path, PathSummary, SelectionMethod, SourceTranslation, Trace, TraceStep,
-};
+pub use outcome::{IpvsSelection, PacketVerdict, Path, PathSummary, SourceTranslation, Trace, TraceStep};
 pub use packet::{Packet, PacketOrigin};

@@ -59,30 +59,14 @@ pub struct IpvsSelection {
     pub server: String,
     /// The kernel's name of its scheduler: `rr`.
     pub scheduler: String,
-    /// How it selects.
-    pub method: SelectionMethod,
-    /// The timeout of a persistent virtual server.
-    pub affinity_seconds: Option<u32>,
-}
-
-/// How a scheduler selects an endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SelectionMethod {
-    /// One after the other, by weight if the scheduler uses weights.
-    RoundRobin,
-    /// By a hash of the client's address. The probabilities are unknown.
-    ClientHash,
-    /// By the number of connections or other criteria. The probabilities are unknown.
-    Scheduler,
-    /// The client has used this endpoint within the timeout.
-    Persistence,
+    /// Whether a persistent virtual server sends the client to the endpoint of its earlier connections.
+    pub is_persistent: bool,
 }
 
 /// One path that the packet may take.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Path {
-    /// The sum over all paths is 1. Unknown probabilities ([`SelectionMethod`]) are taken as equal.
+    /// The sum over all paths is 1. Unknown probabilities (IPVS, neither `rr` nor `wrr`) are taken as equal.
     pub probability: f64,
     /// The rules that matched.
     pub steps: Vec<TraceStep>,
@@ -150,25 +134,19 @@ impl Path {
     }
 }
 
-impl fmt::Display for IpvsSelection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let method = match self.method {
-            SelectionMethod::RoundRobin => "round robin",
-            SelectionMethod::ClientHash => "by client address hash",
-            SelectionMethod::Scheduler => "by the scheduler",
-            SelectionMethod::Persistence => return f.write_str("persistent for this client"),
-        };
-        write!(f, "{method} ({})", self.scheduler)?;
-        match self.affinity_seconds {
-            Some(seconds) => write!(f, ", then persistent for {seconds} s"),
-            None => Ok(()),
-        }
+impl IpvsSelection {
+    /// Whether the scheduler selects one endpoint after the other, and not by connections or clients.
+    fn is_round_robin(&self) -> bool {
+        matches!(&*self.scheduler, "rr" | "wrr")
     }
 }
 
-impl PathSummary<'_> {
-    fn is_persistent(&self) -> bool {
-        self.example.scheduled.as_ref().is_some_and(|scheduled| scheduled.method == SelectionMethod::Persistence)
+impl fmt::Display for IpvsSelection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_persistent {
+            return f.write_str("persistent for this client");
+        }
+        write!(f, "scheduler {}", self.scheduler)
     }
 }
 
@@ -186,14 +164,15 @@ impl fmt::Display for PathSummary<'_> {
                     "not translated: no rule handles it as Service traffic; delivered to its destination unchanged"
                 )?;
             }
-            (PacketVerdict::Delivered, [(endpoint, _)]) if self.is_persistent() => {
+            (PacketVerdict::Delivered, [(endpoint, _)])
+                if self.example.scheduled.as_ref().is_some_and(|scheduled| scheduled.is_persistent) =>
+            {
                 write!(f, "sent to {endpoint}, the endpoint of earlier connections of this client")?;
             }
             (PacketVerdict::Delivered, [(only, _)]) => write!(f, "sent to the only endpoint, {only}")?,
             (PacketVerdict::Delivered, endpoints) => {
                 let scheduled = self.example.scheduled.as_ref();
-                let has_probabilities =
-                    scheduled.is_none_or(|scheduled| scheduled.method == SelectionMethod::RoundRobin);
+                let has_probabilities = scheduled.is_none_or(IpvsSelection::is_round_robin);
                 let shown: Vec<_> = endpoints
                     .iter()
                     .map(|(endpoint, probability)| match has_probabilities {
