@@ -21,7 +21,7 @@ use prometheus_client::metrics::{
     family::Family as Labelled,
     histogram::{Histogram, exponential_buckets},
 };
-use proto::model::{IpFamily, SyncMode};
+use proto::model::IpFamily;
 
 use crate::backend::Work;
 
@@ -42,7 +42,6 @@ pub(crate) struct Metrics {
     operations: Histogram,
     failures: Counter,
     partial_failures: Counter,
-    sessions: Labelled<Label, Counter>,
     pub(crate) repairs: Counter,
     conntrack_cleanups: Labelled<Label, Histogram>,
     deleted_flows: Labelled<Label, Counter>,
@@ -65,7 +64,6 @@ impl Default for Metrics {
             operations: Histogram::new(exponential_buckets(1.0, 4.0, 10)),
             failures: Counter::default(),
             partial_failures: Counter::default(),
-            sessions: Labelled::default(),
             repairs: Counter::default(),
             conntrack_cleanups: Labelled::new_with_constructor(|| Histogram::new(exponential_buckets(0.001, 2.0, 15))),
             deleted_flows: Labelled::default(),
@@ -101,10 +99,6 @@ impl Metrics {
             self.programming.observe(took.as_secs_f64());
             self.propagation.observe(took.as_secs_f64());
         }
-    }
-
-    pub(crate) fn session(&self, mode: SyncMode) {
-        self.sessions.get_or_create(&[("mode", mode.name())]).inc();
     }
 
     pub(crate) fn conntrack_cleanup(&self, family: IpFamily, took: Duration, deleted: usize) {

@@ -42,15 +42,11 @@ pub struct Progress {
     pub(crate) deleted_flows: u64,
     /// Connections to endpoints that are gone, which are reset.
     pub(crate) reset_connections: u64,
-    /// How often such connections could not be reset.
-    pub(crate) reset_failures: u64,
     /// How often another process was seen to change our kernel objects.
     pub(crate) drifts: u64,
     /// The time that the backend waited for locks that other processes held.
     pub(crate) lock_wait: Duration,
     pub(crate) state_file_error: Option<String>,
-    /// How often stale UDP flows or half-open TCP connections could not be deleted.
-    pub(crate) conntrack_failures: u64,
     /// Whether load balancers may send new traffic to this node, as of the last commit.
     pub(crate) eligible: bool,
     /// The service ports of the committed state.

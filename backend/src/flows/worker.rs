@@ -66,7 +66,7 @@ impl<T: FlowTable> Worker<T> {
             let wake = self.requests.wait(next.map_or(IDLE, |next| next.duration_since(Instant::now())));
             let is_retry = retry_at.take_if(|at| *at <= Instant::now()).is_some();
             is_due |= (wake == Wake::Due || is_retry) && self.requests.with(|pending| pending.is_cleanup_due());
-            remove_rules(&self.requests, &mut self.rejecter, &self.progress);
+            remove_rules(&self.requests, &mut self.rejecter);
             if wake == Wake::Closed {
                 return self.requests.ended();
             }
@@ -109,9 +109,9 @@ impl<T: FlowTable> Worker<T> {
     /// Deletes stale UDP flows, then half-open connections.
     fn clean_up(&mut self) -> CleanupOutcome {
         let begun = Instant::now();
-        remove_rules(&self.requests, &mut self.rejecter, &self.progress);
+        remove_rules(&self.requests, &mut self.rejecter);
         let udp = self.clean_up_udp();
-        remove_rules(&self.requests, &mut self.rejecter, &self.progress);
+        remove_rules(&self.requests, &mut self.rejecter);
         let mut rested = Duration::ZERO;
         let half_open = self.clean_up_half_open(&mut rested);
         let took = begun.elapsed().saturating_sub(rested);
@@ -123,7 +123,7 @@ impl<T: FlowTable> Worker<T> {
     /// Deletes the stale flows of both families, if there may be any. Without a state that is confirmed, none is stale.
     /// Rules that are revoked meanwhile do not wait for the end.
     fn clean_up_udp(&mut self) -> Result<Vec<FamilyCleanup>> {
-        let Self { ref requests, ref table, ref nodeport_addresses, ref mut rejecter, ref progress, .. } = *self;
+        let Self { ref requests, ref table, ref nodeport_addresses, ref mut rejecter, .. } = *self;
         let Some(withdrawn) = requests.with(PendingFlows::take_udp) else { return Ok(Vec::new()) };
         let (mut compared, mut was_unconfirmed) = (None, false);
         let newest = || {
@@ -138,7 +138,7 @@ impl<T: FlowTable> Worker<T> {
             });
             Some(vips.unwrap_or_default())
         };
-        let result = clean_up(table, newest, || remove_rules(requests, rejecter, progress));
+        let result = clean_up(table, newest, || remove_rules(requests, rejecter));
         if result.is_err() || was_unconfirmed {
             requests.with(|pending| pending.put_back_udp(withdrawn));
         }
@@ -166,9 +166,7 @@ impl<T: FlowTable> Worker<T> {
         let errors: Vec<_> = errors.map(|error| format!("{error:#}")).collect();
         let error = (!errors.is_empty()).then(|| errors.join("; "));
         let failing = "cannot delete stale flows, retrying";
-        if log_failure(&mut self.cleanups, error, failing, "stale flows can be deleted again") {
-            self.progress.send_modify(|progress| progress.conntrack_failures += 1);
-        }
+        log_failure(&mut self.cleanups, error, failing, "stale flows can be deleted again");
         if let Ok(connections @ 1..) = half_open {
             info!(connections, "deleted half-open TCP connections to endpoints that departed or to new VIPs");
         }
@@ -189,9 +187,7 @@ impl<T: FlowTable> Worker<T> {
     fn report_resets(&mut self, result: Result<usize>) {
         let error = result.as_ref().err().map(|error| format!("{error:#}"));
         let failing = "cannot reset connections to endpoints that are gone";
-        if log_failure(&mut self.resets, error, failing, "connections can be reset again") {
-            self.progress.send_modify(|progress| progress.reset_failures += 1);
-        }
+        log_failure(&mut self.resets, error, failing, "connections can be reset again");
         if let Ok(connections @ 1..) = result {
             info!(connections, "resetting connections to endpoints that are gone");
             self.progress.send_modify(|progress| progress.reset_connections += connections as u64);
@@ -200,24 +196,21 @@ impl<T: FlowTable> Worker<T> {
 }
 
 /// Removes the rules that reject packets when their time is over, an endpoint has returned, or the thread ends.
-fn remove_rules(requests: &Requests<PendingFlows>, rejecter: &mut Rejecter, progress: &watch::Sender<Progress>) {
+fn remove_rules(requests: &Requests<PendingFlows>, rejecter: &mut Rejecter) {
     let revoked = requests.with(|pending| mem::take(&mut pending.departed.revoked));
     let by = (!requests.is_closed()).then(Instant::now);
-    let failures = rejecter.revoke(&revoked) + rejecter.remove(by);
-    if failures > 0 {
-        progress.send_modify(|progress| progress.reset_failures += failures);
-    }
+    rejecter.revoke(&revoked);
+    rejecter.remove(by);
 }
 
-/// Logs when failures begin and end. Returns whether this is one.
-pub(super) fn log_failure(failures: &mut Repeated, error: Option<String>, failing: &str, working: &str) -> bool {
+/// Logs when failures begin and end.
+pub(super) fn log_failure(failures: &mut Repeated, error: Option<String>, failing: &str, working: &str) {
     if let Some(error) = &error {
         let occurrence = failures.failed(error);
         warn_if_news!(occurrence, error, "{failing}");
     } else if let Some(Recovery { count, duration }) = failures.recovered() {
         info!(failures = count, after_ms = duration.as_millis(), "{working}");
     }
-    error.is_some()
 }
 
 #[cfg(test)]

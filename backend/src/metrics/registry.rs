@@ -7,7 +7,7 @@ use prometheus_client::{
     metrics::MetricType,
     registry::{Metric, Registry, Unit},
 };
-use proto::model::{IpFamily, SyncMode};
+use proto::model::IpFamily;
 
 use super::{Metrics, affinity::AffinityCollector, code_label, family_label, scrape};
 use crate::Observer;
@@ -91,18 +91,12 @@ fn conntrack_and_health(metrics: &Metrics, registry: &mut Registry) {
 
 /// The metrics that kube-proxy does not have.
 fn backend(metrics: &Metrics, registry: &mut Registry) {
-    let Metrics { propagation, operations, sessions, repairs, .. } = metrics;
+    let Metrics { propagation, operations, repairs, .. } = metrics;
     let text = "Time from the change of a pod or Service, according to its EndpointSlice, to the kernel of this node, \
                 for the oldest change in each commit, by the clocks of the control plane and of this node";
     seconds(registry, "propagation", text, propagation.clone());
     let text = "Operations that one sync wrote to the kernel; 0 is a full sync that found no difference";
     registry.register("sync_kernel_operations", text, operations.clone());
-    for mode in SyncMode::ALL {
-        drop(sessions.get_or_create(&[("mode", mode.name())]));
-    }
-    let text = "Sessions with a frontend, by how they began: resume (changes only), repair (buckets whose digests \
-                differ) or snapshot (everything)";
-    registry.register("sessions", text, sessions.clone());
     registry.register("drift_repairs", "Full syncs that reverted changes of another process", repairs.clone());
 }
 

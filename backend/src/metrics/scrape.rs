@@ -129,13 +129,8 @@ fn anomalies(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
     writer.counter("rejected_operations", text, progress.protocol.rejected_operations)?;
     let text = "Commits that reflect an older version of the cluster than the one before.";
     writer.counter("rollbacks", text, progress.protocol.rollbacks)?;
-    let text =
-        "Failed deletions of stale UDP flows and half-open TCP connections, which are repeated after the next change.";
-    writer.counter("conntrack_failures", text, progress.conntrack_failures)?;
     let text = "TCP connections to endpoints that are gone, which are reset.";
-    writer.counter("connections_reset", text, progress.reset_connections)?;
-    let text = "Failures to reset such connections, which are repeated after the next change.";
-    writer.counter("connection_reset_failures", text, progress.reset_failures)
+    writer.counter("connections_reset", text, progress.reset_connections)
 }
 
 fn unix_time(time: Option<SystemTime>) -> f64 {

@@ -76,9 +76,6 @@ impl<C: Connect> Follower<C> {
     }
 
     fn handle_message(&mut self, message: ServerMessage) {
-        if let ServerMessage::Welcome(welcome) = &message {
-            self.metrics.session(welcome.mode);
-        }
         let reaction = self.replica.handle(message);
         self.progress.send_modify(|progress| {
             progress.last_contact = Some(Instant::now());

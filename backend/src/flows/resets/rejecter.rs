@@ -67,12 +67,12 @@ impl FamilyRules {
         Self { until, connections: BTreeMap::new(), is_revoked: false, backoff, failures: Repeated::default() }
     }
 
-    /// They were removed, or are to be removed later. Returns whether that has failed.
-    pub(super) fn removed(&mut self, result: Result<()>) -> bool {
+    /// They were removed, or are to be removed later if that has failed.
+    pub(super) fn removed(&mut self, result: Result<()>) {
         let error = result.err().map(|error| format!("{error:#}"));
+        let is_failed = error.is_some();
         let failing = "cannot remove the rules that reset connections, retrying";
-        let is_failed =
-            log_failure(&mut self.failures, error, failing, "rules that reset connections are removed again");
+        log_failure(&mut self.failures, error, failing, "rules that reset connections are removed again");
         if is_failed {
             let delay = self.backoff.next_delay();
             self.until = Some(Instant::now() + if self.is_revoked { delay.min(TIMEOUT) } else { delay });
@@ -80,7 +80,6 @@ impl FamilyRules {
             self.is_revoked = false;
             self.backoff.reset();
         }
-        is_failed
     }
 }
 
@@ -109,13 +108,11 @@ impl Rejecter {
     }
 
     /// Removes the rules of these namespaces, and leaves others until their time is over. Rules of unknown connections,
-    /// or which could not be removed, may be of any namespace. Returns of how many families they could not be removed:
-    /// all rules of those are removed later.
-    pub(in crate::flows) fn revoke(&mut self, namespaces: &BTreeSet<Arc<str>>) -> u64 {
+    /// or which could not be removed, may be of any namespace. If it fails, all rules of the family are removed later.
+    pub(in crate::flows) fn revoke(&mut self, namespaces: &BTreeSet<Arc<str>>) {
         if namespaces.is_empty() {
-            return 0;
+            return;
         }
-        let mut failures = 0;
         for family in IpFamily::ALL {
             let rules = &mut self.families[family];
             let is_unknown = rules.until.is_some() && rules.connections.is_empty();
@@ -130,15 +127,12 @@ impl Rejecter {
             } else {
                 self.update(family)
             };
-            failures += u64::from(self.families[family].removed(result));
+            self.families[family].removed(result);
         }
-        failures
     }
 
-    /// Removes the rules that are to be removed by this time; `None`: all of them. Returns of how many families they
-    /// could not be removed, which is tried again later.
-    pub(in crate::flows) fn remove(&mut self, by: Option<Instant>) -> u64 {
-        let mut failures = 0;
+    /// Removes the rules that are to be removed by this time; `None`: all of them. What fails is tried again later.
+    pub(in crate::flows) fn remove(&mut self, by: Option<Instant>) {
         for family in IpFamily::ALL {
             let is_due = |until: &mut Instant| by.is_none_or(|by| *until <= by);
             let rules = &mut self.families[family];
@@ -146,10 +140,9 @@ impl Rejecter {
                 rules.connections.clear();
                 rules.is_revoked |= by.is_none();
                 let result = self.remove_of(family);
-                failures += u64::from(self.families[family].removed(result));
+                self.families[family].removed(result);
             }
         }
-        failures
     }
 
     /// Writes the rules for the connections of a family, instead of earlier ones.
