@@ -4,7 +4,7 @@
 
 use std::{
     net::{SocketAddr, TcpStream},
-    time::Duration,
+    time::{Duration, UNIX_EPOCH},
 };
 
 use e2e::{
@@ -247,8 +247,9 @@ fn draining_endpoints_are_listed() {
             let destinations = server.and_then(|server| server["destinations"].as_array());
             destinations?.iter().find(|destination| destination["address"] == address).cloned()
         };
-        let serving =
-            json!({ "address": "10.244.1.11:8080", "weight": 1, "active": 1, "inactive": 0, "draining": null });
+        let serving = json!({
+            "address": "10.244.1.11:8080", "weight": 1, "active": 1, "inactive": 0, "draining_until_micros": null,
+        });
         eventually("it is listed", TIMEOUT, || (destination("10.244.1.11:8080")? == serving).then_some(()));
         let marked = |server: &Value| server["mark"].is_string() && server["vips"] == json!(["*:30080"]);
         assert!(listed(&node).iter().any(marked), "{:#?}", listed(&node));
@@ -257,11 +258,12 @@ fn draining_endpoints_are_listed() {
         deployment.apply(&moved);
         let draining = destination("10.244.1.11:8080").expect("it drains");
         assert_eq!((&draining["weight"], &draining["active"]), (&json!(0), &json!(1)));
-        let seconds = draining["draining"]["at_most_seconds"].as_u64().expect("seconds");
-        assert!((500..=600).contains(&seconds), "{draining}");
+        let until = Duration::from_micros(draining["draining_until_micros"].as_u64().expect("a time"));
+        let left = until.saturating_sub(UNIX_EPOCH.elapsed().expect("the time")).as_secs();
+        assert!((500..=600).contains(&left), "{draining}");
         assert_eq!(destination("10.244.1.12:8080").expect("the new endpoint")["weight"], 1);
         let (succeeded, table) = run(&node, &["services", "--kernel"]);
-        assert!(succeeded && table.contains("draining, at most "), "{table}");
+        assert!(succeeded && table.contains("draining until "), "{table}");
 
         // The kernel keeps a connection for ten seconds after a reset, but for two minutes after a regular close.
         SockRef::from(&connection).set_linger(Some(Duration::ZERO)).expect("a reset at the end");
