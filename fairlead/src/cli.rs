@@ -46,7 +46,7 @@ pub(crate) use self::{
     parse::{Parsed, check_document, command, parse},
     protocol_test::ProtocolTestArgs,
     status::{SHOWN_NODES, StatusArgs},
-    trace::{Origin, TraceArgs},
+    trace::TraceArgs,
     traffic::TrafficArgs,
     view::{ChangesArgs, EndpointsArgs, PlanArgs, ServicesArgs, TestArgs, ViewArgs},
 };

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use proto::model::Protocol;
 
 use crate::print::OutputArgs;
@@ -14,7 +14,7 @@ const DEFAULT_SOURCE_PORT: u16 = 40_000;
 #[command(after_help = "\
 Examples:
   fairlead trace 10.244.1.9 10.96.0.10:80                       from a pod to a cluster IP
-  fairlead trace 192.0.2.7 172.18.0.2:30080 --from outside      from an external client to a node port
+  fairlead trace 192.0.2.7 172.18.0.2:30080                     from an external client to a node port
   fairlead trace 172.18.0.2 '[fd00:10:96::a]:53' -p udp         from this node
 
 No packet is sent: the rules of nf_tables and iptables, sets of ipset and virtual servers of IPVS are read and
@@ -32,27 +32,13 @@ pub(crate) struct TraceArgs {
     #[arg(short, long, default_value = "tcp", value_parser = protocol)]
     pub(crate) protocol: Protocol,
 
-    /// Origin of the packet. Packets from pods and from outside arrive through the interface that routes to SRC.
-    /// Default: `node` if SRC is an address of this node.
-    #[arg(long, value_enum, conflicts_with = "interface")]
-    pub(crate) from: Option<Origin>,
-
-    /// Interface through which the packet arrives.
+    /// Interface through which the packet arrives. Default: the one that routes to SRC; none if SRC is an address of
+    /// this node, which then sends the packet.
     #[arg(long, value_name = "NAME")]
     pub(crate) interface: Option<String>,
 
     #[command(flatten)]
     pub(crate) output: OutputArgs,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Origin {
-    /// A process of this node.
-    Node,
-    /// A pod on this node.
-    Pod,
-    /// Another host.
-    Outside,
 }
 
 fn protocol(text: &str) -> Result<Protocol, String> {
@@ -79,6 +65,5 @@ mod tests {
         }
         assert!(parse(&["trace", "10.0.0.1", "10.96.0.1"]).is_err());
         assert!(parse(&["trace", "pod", "10.96.0.1:80"]).is_err());
-        assert!(parse(&["trace", "10.0.0.1", "10.96.0.1:80", "--from", "pod", "--interface", "veth1"]).is_err());
     }
 }

@@ -6,10 +6,7 @@ use serde::Serialize;
 use tokio::task::spawn_blocking;
 use trace::{Kernel as _, LiveKernel, NodeRules, Packet, PacketOrigin, Trace};
 
-use crate::{
-    cli::{Origin, TraceArgs},
-    print,
-};
+use crate::{cli::TraceArgs, print};
 
 /// The result of a trace.
 #[derive(Debug, Serialize)]
@@ -33,14 +30,13 @@ pub(crate) async fn run(args: TraceArgs) -> Result<()> {
 
 /// Traces a packet through these rules and those that it reads from the kernel.
 fn trace_packet(args: TraceArgs, saved: &[SavedRules]) -> Result<Trace> {
-    let TraceArgs { source, destination, protocol, from, interface, .. } = args;
+    let TraceArgs { source, destination, protocol, interface, .. } = args;
     let mut kernel = LiveKernel::open()?;
     let rules = NodeRules::read(saved, &mut kernel)?;
-    let origin = match (from, interface) {
-        (_, Some(interface)) => PacketOrigin::Interface(interface),
-        (Some(Origin::Node), None) => PacketOrigin::Node,
-        (None, None) if kernel.is_local(source.ip()) => PacketOrigin::Node,
-        _ => PacketOrigin::Interface(kernel.output_interface(source.ip()).unwrap_or_default()),
+    let origin = match interface {
+        Some(interface) => PacketOrigin::Interface(interface),
+        None if kernel.is_local(source.ip()) => PacketOrigin::Node,
+        None => PacketOrigin::Interface(kernel.output_interface(source.ip()).unwrap_or_default()),
     };
     let packet = Packet { source, destination, protocol, origin };
     trace::trace(&rules, &packet, &mut kernel)
