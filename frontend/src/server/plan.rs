@@ -1,7 +1,5 @@
 //! The call `Plan`: what would change, and for which nodes, if Services and EndpointSlices were applied.
 
-mod validation;
-
 use proto::v1;
 use serde_json::{Deserializer, Value};
 use tonic::Status;
@@ -9,10 +7,12 @@ use tonic::Status;
 use super::require_ready;
 use crate::{cluster::ClusterState, object::ObjectKind, source::parse_documents};
 
-use self::validation::{is_planned, validate};
-
 /// How many objects a request may have.
 const MAX_OBJECTS: usize = 64;
+/// How many ports a Service may have: each is compared with those of the existing one.
+const MAX_PORTS: usize = 100;
+/// The bytes of the longest name that Kubernetes accepts. The answer repeats it for each change and problem.
+const MAX_NAME: usize = 253;
 
 pub(super) fn response(cluster: &ClusterState, request: &v1::PlanRequest) -> Result<v1::PlanResponse, Status> {
     let v1::PlanRequest { documents, node } = request;
@@ -22,7 +22,16 @@ pub(super) fn response(cluster: &ClusterState, request: &v1::PlanRequest) -> Res
     let mut count = 0;
     let mut prepare = |object: &mut Value| -> Result<(), String> {
         count += 1;
-        validate(object)?;
+        for field in ["namespace", "name"] {
+            let length = object["metadata"][field].as_str().map_or(0, str::len);
+            if length > MAX_NAME {
+                return Err(format!("metadata.{field}: {length} bytes, more than {MAX_NAME}"));
+            }
+        }
+        let ports = object["spec"]["ports"].as_array().map_or(0, Vec::len);
+        if ports > MAX_PORTS {
+            return Err(format!("spec.ports: {ports} entries, more than {MAX_PORTS}"));
+        }
         if count <= MAX_OBJECTS && object["kind"] == "Service" {
             cluster.index().complete_service(object, count);
         }
@@ -45,6 +54,12 @@ pub(super) fn response(cluster: &ClusterState, request: &v1::PlanRequest) -> Res
     let revision = cluster.log().revision();
     let plan = index.plan(objects, node).map_err(Status::invalid_argument)?;
     Ok(v1::PlanResponse { revision: revision.0, ignored, ..plan })
+}
+
+/// Whether the effect of an object is computed.
+fn is_planned(object: &Value) -> bool {
+    let text = |field: &str| object[field].as_str().unwrap_or_default();
+    matches!((text("apiVersion"), text("kind")), ("v1", "Service") | ("discovery.k8s.io/v1", "EndpointSlice"))
 }
 
 /// Calls `visit` for each object of a document, which may be a list, whose effect is computed.
@@ -226,8 +241,8 @@ mod tests {
             let request = v1::PlanRequest { documents: document.to_string(), node: String::new() };
             response(&cluster, &request).unwrap_err().message().to_owned()
         };
-        let long = manifest(&"s".repeat(64), json!({ "ports": [{ "port": 80 }] }));
-        let expected = format!("Service ns/{}: metadata.name: 64 bytes, more than 63", "s".repeat(64));
+        let long = manifest(&"s".repeat(254), json!({ "ports": [{ "port": 80 }] }));
+        let expected = "metadata.name: 254 bytes, more than 253";
         assert_eq!(error(long.clone()), expected);
         let list = json!({ "apiVersion": "v1", "kind": "List", "items": [long] });
         assert_eq!(error(json!({ "apiVersion": "v1", "kind": "List", "items": [list] })), expected);
