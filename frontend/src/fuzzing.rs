@@ -45,7 +45,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Accepts tokens of the backend of the chart, and the SPIFFE ids of nodes.
+    /// Accepts tokens of the backend of the chart, and certificates of nodes.
     #[must_use]
     pub fn new() -> Self {
         let answer = Arc::<Mutex<Vec<u8>>>::default();
@@ -60,12 +60,8 @@ impl Credentials {
             issuers: BTreeSet::new(),
             limits: TokenLimits::default(),
         };
-        let options = AuthnOptions {
-            node_uri_prefix: Some("spiffe://cluster.local/node/".to_owned()),
-            admins: ["system:admin".to_owned()].into(),
-            tokens: Some(tokens),
-            kubeconfig: None,
-        };
+        let options =
+            AuthnOptions { admins: ["system:admin".to_owned()].into(), tokens: Some(tokens), kubeconfig: None };
         Self { authenticator: Authenticator::with_client(options, Some(api.client())), answer }
     }
 

@@ -19,9 +19,7 @@ const NODE_GROUP: &str = "system:nodes";
 /// How clients are identified.
 #[derive(Clone, Debug, Default)]
 pub struct AuthnOptions {
-    /// A certificate whose URI is this and a node's name is that node's: `spiffe://cluster.local/node/`.
-    pub node_uri_prefix: Option<String>,
-    /// Administrators: common names or URIs of certificates, or user names of ServiceAccounts.
+    /// Administrators: common names of certificates, or user names of ServiceAccounts.
     pub admins: BTreeSet<String>,
     /// Which tokens are accepted. `None`: none.
     pub tokens: Option<TokenOptions>,
@@ -32,7 +30,6 @@ pub struct AuthnOptions {
 /// Identifies clients.
 #[derive(Debug)]
 pub struct Authenticator {
-    node_uri_prefix: Option<String>,
     admins: Arc<BTreeSet<String>>,
     tokens: Option<Tokens>,
 }
@@ -46,7 +43,7 @@ pub enum AuthnError {
         /// Whether tokens are accepted.
         tokens: bool,
     },
-    /// The certificate is valid, but names neither one node nor an administrator.
+    /// The certificate is valid, but names neither a node nor an administrator.
     #[error("certificate identity not recognized: {0}")]
     UnknownNames(String),
     /// The token is not valid, or not accepted here.
@@ -78,10 +75,10 @@ impl Authenticator {
 
     /// Applies the options. Without a client of the API server no token is accepted.
     pub(crate) fn with_client(options: AuthnOptions, client: Option<kube::Client>) -> Self {
-        let AuthnOptions { node_uri_prefix, admins, tokens, kubeconfig: _ } = options;
+        let AuthnOptions { admins, tokens, kubeconfig: _ } = options;
         let admins = Arc::new(admins);
         let tokens = client.zip(tokens).map(|(client, options)| Tokens::new(client, options, admins.clone()));
-        Self { node_uri_prefix, admins, tokens }
+        Self { admins, tokens }
     }
 
     /// Identifies the client with these credentials. A recognized certificate takes precedence over a token.
@@ -108,22 +105,14 @@ impl Authenticator {
 
     /// Identifies the client with these names in its certificate.
     pub(crate) fn by_certificate(&self, names: &Names) -> Result<Identity, AuthnError> {
-        let Names { common_name, organizations, uris } = names;
-        let mut own = common_name.iter().chain(uris);
-        if let Some(admin) = own.find(|name| self.admins.contains(*name)) {
+        let Names { common_name, organizations } = names;
+        if let Some(admin) = common_name.as_ref().filter(|name| self.admins.contains(*name)) {
             return Ok(Identity::Admin(admin.as_str().into()));
         }
-        let of_subject = common_name.as_ref().filter(|_| organizations.iter().any(|group| group == NODE_GROUP));
-        let of_subject = of_subject.and_then(|name| name.strip_prefix(NODE_USER));
-        let prefix = self.node_uri_prefix.as_deref();
-        let of_uris = uris.iter().filter_map(|uri| uri.strip_prefix(prefix?));
-        let nodes: BTreeSet<_> = of_subject.into_iter().chain(of_uris).collect();
-        match nodes.iter().copied().collect::<Vec<_>>()[..] {
-            [node] if is_node_name(node) => Ok(Identity::Node(node.into())),
-            [] => Err(AuthnError::UnknownNames(format!(
-                "common name {common_name:?}, organizations {organizations:?}, URIs {uris:?}"
-            ))),
-            _ => Err(AuthnError::UnknownNames(format!("it names more than one node, or an invalid one: {nodes:?}"))),
+        let is_in_group = organizations.iter().any(|group| group == NODE_GROUP);
+        match common_name.as_ref().and_then(|name| name.strip_prefix(NODE_USER)) {
+            Some(node) if is_in_group && is_node_name(node) => Ok(Identity::Node(node.into())),
+            _ => Err(AuthnError::UnknownNames(format!("common name {common_name:?}, organizations {organizations:?}"))),
         }
     }
 }
@@ -139,20 +128,15 @@ pub fn is_node_name(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn names(common_name: &str, organization: &str, uris: &[&str]) -> Names {
+    fn names(common_name: &str, organization: &str) -> Names {
         Names {
             common_name: Some(common_name.to_owned()).filter(|name| !name.is_empty()),
             organizations: vec![organization.to_owned()],
-            uris: uris.iter().map(|&uri| uri.to_owned()).collect(),
         }
     }
 
     fn access() -> Authenticator {
-        Authenticator {
-            node_uri_prefix: Some("spiffe://example.org/node/".to_owned()),
-            admins: Arc::new(["ops", "spiffe://example.org/ops"].map(str::to_owned).into()),
-            tokens: None,
-        }
+        Authenticator { admins: Arc::new(["ops"].map(str::to_owned).into()), tokens: None }
     }
 
     #[test]
@@ -160,12 +144,9 @@ mod tests {
         let node = |name: &str| Ok(Identity::Node(name.into()));
         let access = access();
         let cases = [
-            (names("system:node:a", "system:nodes", &[]), node("a")),
-            (names("", "", &["spiffe://example.org/node/a.b-1"]), node("a.b-1")),
-            (names("system:node:a", "system:nodes", &["spiffe://example.org/node/a"]), node("a")),
-            (names("a", "", &["https://example.org", "spiffe://example.org/node/a"]), node("a")),
-            (names("ops", "", &[]), Ok(Identity::Admin("ops".into()))),
-            (names("x", "", &["spiffe://example.org/ops"]), Ok(Identity::Admin("spiffe://example.org/ops".into()))),
+            (names("system:node:a", "system:nodes"), node("a")),
+            (names("system:node:a.b-1", "system:nodes"), node("a.b-1")),
+            (names("ops", ""), Ok(Identity::Admin("ops".into()))),
         ];
         for (names, expected) in cases {
             assert_eq!(access.by_certificate(&names), expected);
@@ -176,26 +157,16 @@ mod tests {
     fn other_certificates_are_not_recognized() {
         let access = access();
         let others = [
-            names("system:node:a", "system:masters", &[]),
-            names("system:node:", "system:nodes", &[]),
-            names("system:node:A", "system:nodes", &[]),
-            names("a", "system:nodes", &[]),
-            names("", "ops", &[]),
-            names("", "", &["spiffe://example.com/node/a"]),
-            names("", "", &["spiffe://example.org/node/a/b"]),
-            names("", "", &["spiffe://example.org/node/"]),
-            names("", "", &["spiffe://example.org/x/node/a"]),
-            // Two different nodes.
-            names("system:node:a", "system:nodes", &["spiffe://example.org/node/b"]),
-            names("", "", &["spiffe://example.org/node/a", "spiffe://example.org/node/b"]),
+            names("system:node:a", "system:masters"),
+            names("system:node:", "system:nodes"),
+            names("system:node:A", "system:nodes"),
+            names("a", "system:nodes"),
+            names("", "ops"),
             Names::default(),
         ];
         for names in others {
             let error = access.by_certificate(&names).unwrap_err();
             assert!(matches!(error, AuthnError::UnknownNames(_)), "{names:?}: {error}");
         }
-        let plain = Authenticator { node_uri_prefix: None, ..access };
-        plain.by_certificate(&names("", "", &["spiffe://example.org/node/a"])).unwrap_err();
-        plain.by_certificate(&names("", "", &["a"])).unwrap_err();
     }
 }

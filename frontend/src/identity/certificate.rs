@@ -3,7 +3,6 @@
 use anyhow::{Result, anyhow, ensure};
 use rustls::pki_types::CertificateDer;
 use x509_parser::{
-    extensions::GeneralName,
     prelude::{FromDer as _, X509Certificate},
     x509::AttributeTypeAndValue,
 };
@@ -15,8 +14,6 @@ pub(crate) struct Names {
     pub(crate) common_name: Option<String>,
     /// The organizations of the subject: groups, in Kubernetes.
     pub(crate) organizations: Vec<String>,
-    /// The URIs of the subject alternative names.
-    pub(crate) uris: Vec<String>,
 }
 
 /// When a certificate expires, to be logged.
@@ -33,13 +30,7 @@ impl Names {
         let common_name = common_names.next().transpose()?;
         ensure!(common_names.next().is_none(), "more than one common name");
         let organizations = subject.iter_organization().map(text).collect::<Result<_>>()?;
-        let alternatives = certificate.subject_alternative_name()?;
-        let alternatives = alternatives.iter().flat_map(|extension| &extension.value.general_names);
-        let uris = alternatives.filter_map(|name| match name {
-            GeneralName::URI(uri) => Some((*uri).to_owned()),
-            _ => None,
-        });
-        Ok(Self { common_name, organizations, uris: uris.collect() })
+        Ok(Self { common_name, organizations })
     }
 }
 

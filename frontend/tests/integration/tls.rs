@@ -77,20 +77,6 @@ async fn admin_may_observe_but_not_act_as_backend() {
 }
 
 #[tokio::test]
-async fn configured_uri_prefix_identifies_nodes() {
-    let prefix = "spiffe://example.org/node/";
-    let access = AuthnOptions { node_uri_prefix: Some(prefix.to_owned()), ..AuthnOptions::default() };
-    let server = Server::start(access).await;
-    let node = server.client(Some(server.authority.uri(&format!("{prefix}node-a")))).await;
-    node.watch("node-a", Role::Backend).await.unwrap().commit().await;
-    let answer = node.watch("node-b", Role::Backend).await;
-    assert_rejected(answer, Code::PermissionDenied, &["node node-a", "node node-b"]);
-    let other = server.client(Some(server.authority.uri("spiffe://example.com/node/node-a"))).await;
-    let answer = other.watch("node-a", Role::Backend).await;
-    assert_rejected(answer, Code::Unauthenticated, &["spiffe://example.com/node/node-a"]);
-}
-
-#[tokio::test]
 async fn clients_without_an_identity_are_rejected() {
     let server = Server::plain().await;
     let client = server.client(None).await;
@@ -176,6 +162,5 @@ fn with_tokens(directory: &tempfile::TempDir, kubeconfig: &str) -> AuthnOptions 
             limits: TokenLimits::default(),
         }),
         kubeconfig: Some(path),
-        ..AuthnOptions::default()
     }
 }

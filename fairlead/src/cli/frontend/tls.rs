@@ -28,11 +28,6 @@ pub(crate) struct TlsArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_client_ca: Option<PathBuf>,
 
-    /// Accept a client certificate as that of a node by a URI, too, which is this prefix and the node's name:
-    /// spiffe://example.org/node/ for spiffe://example.org/node/worker-1.
-    #[arg(long, value_name = "PREFIX", value_parser = node_uri_prefix)]
-    pub(crate) node_uri_prefix: Option<String>,
-
     /// Accept tokens of this ServiceAccount from backends. A token identifies the node that its pod runs on; the API
     /// server verifies it (TokenReview). May be given several times.
     #[arg(long, value_name = "NAMESPACE/NAME")]
@@ -62,8 +57,8 @@ pub(crate) struct TlsArgs {
     #[arg(long, default_value = "2", value_name = "NUMBER")]
     pub(crate) max_token_reviews_opaque: NonZeroU32,
 
-    /// Allow this identity to read the status and the view of every node: the CN or a URI of a client certificate, or,
-    /// with --backend-service-account, system:serviceaccount:NAMESPACE:NAME. May be given several times.
+    /// Allow this identity to read the status and the view of every node: the CN of a client certificate, or, with
+    /// --backend-service-account, system:serviceaccount:NAMESPACE:NAME. May be given several times.
     #[arg(long, value_name = "NAME")]
     pub(crate) admin_identity: Vec<String>,
 }
@@ -76,7 +71,6 @@ impl TlsArgs {
             ("--tls-cert", cert, "--tls-key", self.tls_key.is_some()),
             ("--tls-key", self.tls_key.is_some(), "--tls-cert", cert),
             ("--tls-client-ca", client_ca, "--tls-cert", cert),
-            ("--node-uri-prefix", self.node_uri_prefix.is_some(), "--tls-client-ca", client_ca),
             ("--backend-service-account", !self.backend_service_account.is_empty(), "--tls-cert", cert),
             (
                 "--token-issuer",
@@ -134,7 +128,6 @@ impl TlsArgs {
             limits: self.token_limits(),
         });
         let authenticator = Authenticator::new(AuthnOptions {
-            node_uri_prefix: self.node_uri_prefix.clone(),
             admins: self.admin_identity.iter().cloned().collect(),
             tokens,
             kubeconfig,
@@ -142,17 +135,6 @@ impl TlsArgs {
         let auth = TlsAuth::new(tls.clone(), authenticator.await?);
         Ok(Some((tls, auth)))
     }
-}
-
-/// Parses `--node-uri-prefix`. Without the slash, `spiffe://a/node` would make `spiffe://a/node-admin` the node
-/// `-admin`.
-fn node_uri_prefix(text: &str) -> Result<String, String> {
-    if !text.contains("://") || !text.ends_with('/') {
-        return Err(format!(
-            "{text:?}: expected the beginning of a URI up to a slash, such as spiffe://example.org/node/"
-        ));
-    }
-    Ok(text.to_owned())
 }
 
 #[cfg(test)]
@@ -184,15 +166,13 @@ mod tests {
     #[test]
     fn incomplete_tls_flags_are_rejected() {
         let with_tls = |args: &[&str]| frontend(&[&CERT[..], args].concat());
-        assert_eq!(with_tls(&["--tls-client-ca", "a", "--node-uri-prefix", "spiffe://a/node/"]), Ok(()));
+        assert_eq!(with_tls(&["--tls-client-ca", "a"]), Ok(()));
         assert_eq!(with_tls(&["--backend-service-account", "kube-system/fairlead", "--admin-identity", "ops"]), Ok(()));
         frontend(&["--tls-cert", "c"]).unwrap_err();
         frontend(&["--tls-key", "k"]).unwrap_err();
         for args in [["--tls-client-ca", "a"], ["--backend-service-account", "a/b"], ["--admin-identity", "ops"]] {
             frontend(&args).unwrap_err();
         }
-        with_tls(&["--node-uri-prefix", "spiffe://a/node/"]).unwrap_err();
-        with_tls(&["--tls-client-ca", "a", "--node-uri-prefix", "spiffe://a/node"]).unwrap_err();
         with_tls(&["--backend-service-account", "fairlead"]).unwrap_err();
         with_tls(&["--insecure"]).unwrap_err();
     }

@@ -1,8 +1,7 @@
 //! Generates CAs and certificates.
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, SanType,
-    date_time_ymd, string::Ia5String,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, date_time_ymd,
 };
 
 /// A certificate and its key, both PEM.
@@ -38,13 +37,6 @@ impl Authority {
     /// A client certificate with a common name.
     pub(crate) fn named(&self, name: &str) -> Pair {
         self.sign(subject(name, "users"))
-    }
-
-    /// A client certificate with a URI.
-    pub(crate) fn uri(&self, uri: &str) -> Pair {
-        let mut params = subject("", "");
-        params.subject_alt_names = vec![SanType::URI(Ia5String::try_from(uri).unwrap())];
-        self.sign(params)
     }
 
     /// An expired client certificate of a node.
