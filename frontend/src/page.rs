@@ -13,22 +13,17 @@ mod render;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    net::IpAddr,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{net::IpAddr, sync::Arc};
 
 use hyper::{
     Method, Request, Response, StatusCode,
     header::{ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, HeaderName, HeaderValue, REFERRER_POLICY},
 };
 use runtime::{
-    Rate, Shutdown, TokenBucket,
+    Shutdown,
     http::{self, HttpConnections, TEXT, response},
-    lock,
 };
-use tokio::{net::TcpListener, time::Instant};
+use tokio::net::TcpListener;
 use tracing::info;
 
 use self::{model::PageModel, query::PageQuery};
@@ -51,14 +46,10 @@ const SECURITY_HEADERS: [(HeaderName, HeaderValue); 3] = [
     (CACHE_CONTROL, HeaderValue::from_static("no-store")),
 ];
 
-/// How often complete tables are rendered. Each stays in memory until it has been sent, 5 s at most.
-const ALL_ROWS: Rate = Rate { burst: 16, every: Duration::from_millis(250) };
-
 /// The page, with its latest snapshot.
 struct Page {
     context: Arc<FrontendContext>,
     last: Cached<Arc<PageModel>>,
-    all_rows: Mutex<TokenBucket>,
 }
 
 impl Frontend {
@@ -76,7 +67,7 @@ impl Frontend {
 
 impl Page {
     fn new(context: Arc<FrontendContext>) -> Self {
-        Self { context, last: Cached::default(), all_rows: Mutex::new(TokenBucket::full(Instant::now())) }
+        Self { context, last: Cached::default() }
     }
 
     fn answer<B>(&self, request: &Request<B>) -> Response<String> {
@@ -97,15 +88,7 @@ impl Page {
             return answer;
         }
         let query = PageQuery::parse(request.uri().query().unwrap_or_default());
-        let path = request.uri().path();
-        if query.show_all
-            && matches!(path, "/" | "/live")
-            && lock(&self.all_rows).take(ALL_ROWS, Instant::now()).is_err()
-        {
-            let text = "too many requests for all rows: try again in a second, or with a filter instead of all=1\n";
-            return response(StatusCode::TOO_MANY_REQUESTS, TEXT, text.to_owned());
-        }
-        let (kind, body) = match path {
+        let (kind, body) = match request.uri().path() {
             "/" => (HTML, render::page(&self.model(), &query)),
             "/live" => (HTML, render::live(&self.model(), &query)),
             "/page.css" => (CSS, include_str!("page/page.css").to_owned()),

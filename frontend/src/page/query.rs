@@ -1,4 +1,4 @@
-//! The query string of the page: `?q=FILTER&all=1`.
+//! The query string of the page: `?q=FILTER`.
 
 /// Longer filters are truncated.
 const MAX_FILTER_CHARS: usize = 100;
@@ -8,8 +8,6 @@ const MAX_FILTER_CHARS: usize = 100;
 pub(super) struct PageQuery {
     /// As typed.
     pub(super) filter: String,
-    /// Whether long tables are shown completely.
-    pub(super) show_all: bool,
 }
 
 impl PageQuery {
@@ -17,10 +15,8 @@ impl PageQuery {
     pub(super) fn parse(text: &str) -> Self {
         let mut query = Self::default();
         for (name, value) in form_urlencoded::parse(text.as_bytes()) {
-            match &*name {
-                "q" => query.filter = value.trim().chars().take(MAX_FILTER_CHARS).collect(),
-                "all" => query.show_all = value == "1",
-                _ => {}
+            if name == "q" {
+                query.filter = value.trim().chars().take(MAX_FILTER_CHARS).collect();
             }
         }
         query
@@ -34,11 +30,6 @@ impl PageQuery {
         let texts: Vec<_> = texts.iter().map(|text| text.to_lowercase()).collect();
         self.filter.split_whitespace().map(str::to_lowercase).all(|word| texts.iter().any(|text| text.contains(&word)))
     }
-
-    /// The filter in form encoding.
-    pub(super) fn encoded_filter(&self) -> String {
-        form_urlencoded::byte_serialize(self.filter.as_bytes()).collect()
-    }
 }
 
 #[cfg(test)]
@@ -46,10 +37,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn filters_are_decoded_and_encoded() {
-        let query = PageQuery::parse("x&q=%20a%2Fb+%C3%BC%zz%2&all=1");
-        assert_eq!(query, PageQuery { filter: "a/b ü%zz%2".to_owned(), show_all: true });
-        assert_eq!(PageQuery::parse(&format!("q={}", query.encoded_filter())).filter, query.filter);
+    fn filters_are_decoded() {
+        let query = PageQuery::parse("x&q=%20a%2Fb+%C3%BC%zz%2&other=1");
+        assert_eq!(query, PageQuery { filter: "a/b ü%zz%2".to_owned() });
         assert_eq!(PageQuery::parse(&format!("q={}", "a".repeat(1000))).filter.len(), MAX_FILTER_CHARS);
         let texts = ["xA/B", "Ü%ZZ%2"].map(str::to_owned);
         assert!(query.matches(&texts) && !query.matches(&texts[..1]));

@@ -7,12 +7,11 @@ use super::{
     query::PageQuery,
 };
 
-/// How many rows of a table are shown by default.
-pub(super) const DEFAULT_ROWS: usize = 100;
+/// How many rows of a table are shown. The filter finds the others.
+pub(super) const MAX_ROWS: usize = 100;
 
 /// The whole page.
 pub(super) fn page(model: &PageModel, query: &PageQuery) -> String {
-    let all = if query.show_all { r#"<input type="hidden" name="all" value="1">"# } else { "" };
     format!(
         r#"<!doctype html>
 <html lang="en">
@@ -32,7 +31,7 @@ pub(super) fn page(model: &PageModel, query: &PageQuery) -> String {
 <label for="q">Filter</label>
 <input id="q" name="q" type="search" value="{filter}" placeholder="node, service, address, state"
     autocomplete="off" spellcheck="false">
-{all}<button>Filter</button>
+<button>Filter</button>
 </form>
 </header>
 <main id="live">
@@ -84,7 +83,7 @@ fn write_table(html: &mut String, table: &PageTable, query: &PageQuery) {
         let _ = write!(html, "<th scope=\"col\" class=\"{class}\">{column}</th>");
     }
     html.push_str("</tr></thead>\n<tbody>\n");
-    for PageRow { class, cells } in rows.into_iter().take(if query.show_all { usize::MAX } else { DEFAULT_ROWS }) {
+    for PageRow { class, cells } in rows.into_iter().take(MAX_ROWS) {
         let _ = write!(html, "<tr class=\"{class}\">");
         for (at, (text, (_, class))) in cells.iter().zip(*columns).enumerate() {
             let text = escaped(text);
@@ -96,12 +95,8 @@ fn write_table(html: &mut String, table: &PageTable, query: &PageQuery) {
         html.push_str("</tr>\n");
     }
     html.push_str("</tbody></table></div>\n");
-    if count > DEFAULT_ROWS && !query.show_all {
-        let _ = writeln!(
-            html,
-            "<p class=\"more\">{DEFAULT_ROWS} of {count} shown. <a href=\"?q={}&amp;all=1\">Show all</a></p>",
-            query.encoded_filter()
-        );
+    if count > MAX_ROWS {
+        let _ = writeln!(html, "<p class=\"more\">{MAX_ROWS} of {count} shown: filter for others.</p>");
     }
     html.push_str("</section>\n");
 }

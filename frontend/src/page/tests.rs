@@ -13,7 +13,7 @@ use super::{
     Page, is_local_host,
     model::{Figure, PageModel, PageRow, PageTable},
     query::PageQuery,
-    render::{self, DEFAULT_ROWS},
+    render::{self, MAX_ROWS},
 };
 use crate::{
     Config, Frontend,
@@ -43,11 +43,11 @@ fn model(nodes: usize, services: usize, name: &str) -> PageModel {
 #[test]
 fn hostile_names_are_escaped() {
     let harmless = render::page(&model(2, 2, "web"), &PageQuery::default());
-    let query = PageQuery { filter: HOSTILE.to_owned(), show_all: true };
+    let query = PageQuery { filter: HOSTILE.to_owned() };
     for page in [
         render::page(&model(2, 2, HOSTILE), &PageQuery::default()),
         render::page(&model(2, 2, HOSTILE), &query),
-        render::page(&model(DEFAULT_ROWS + 1, 0, HOSTILE), &PageQuery { show_all: false, ..query.clone() }),
+        render::page(&model(MAX_ROWS + 1, 0, HOSTILE), &query),
     ] {
         assert!(page.contains("&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;&quot; onload=&quot;x"));
         assert!(!page.contains("<script>alert") && !page.contains("\" onload="), "{page}");
@@ -60,11 +60,9 @@ fn pages_of_large_clusters_are_small() {
     let model = model(5_000, 10_000, "a-node-or-service-of-usual-length");
     let page = render::page(&model, &PageQuery::default());
     assert!(page.len() < 100_000, "{} bytes", page.len());
-    assert_eq!(page.matches("<tr").count(), 2 * DEFAULT_ROWS + 2);
-    assert!(page.contains("100 of 5000 shown. <a href=\"?q=&amp;all=1\">Show all</a>"), "{page}");
+    assert_eq!(page.matches("<tr").count(), 2 * MAX_ROWS + 2);
+    assert!(page.contains("100 of 5000 shown: filter for others."), "{page}");
     assert!(page.contains("100 of 10000 shown"));
-    let all = render::live(&model, &PageQuery { show_all: true, ..PageQuery::default() });
-    assert!(all.matches("<tr").count() > 15_000 && !all.contains(" shown."));
     let one = render::live(&model, &PageQuery::parse("q=LENGTH-4711"));
     assert_eq!(one.matches("<tr class").count(), 2, "{one}");
 }
@@ -104,21 +102,6 @@ fn page_rejects_other_host_names_and_allows_no_external_content() {
     }
     let post = Request::post("/").header(HOST, "localhost").body(()).unwrap();
     assert_eq!(page.answer(&post).status(), StatusCode::METHOD_NOT_ALLOWED);
-}
-
-#[tokio::test(start_paused = true)]
-async fn complete_tables_are_rendered_a_few_times_per_second() {
-    let page = Page::new(Frontend::new(Config::default()).context);
-    let status = |path: &str| {
-        let request = Request::builder().uri(path).header(HOST, "localhost").body(()).unwrap();
-        page.answer(&request).status()
-    };
-    let of_all = || (0..100).filter(|_| status("/live?all=1") == StatusCode::OK).count();
-    assert!((0..100).all(|_| status("/page.css?all=1") == StatusCode::OK), "only tables count");
-    assert_eq!((of_all(), status("/?q=x&all=1")), (16, StatusCode::TOO_MANY_REQUESTS));
-    assert!((0..100).all(|_| status("/live") == StatusCode::OK), "others are not affected");
-    tokio::time::advance(Duration::from_secs(1)).await;
-    assert_eq!(of_all(), 4);
 }
 
 #[test]
