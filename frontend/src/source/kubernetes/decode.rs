@@ -96,22 +96,6 @@ struct ObjectJson(Value);
 /// Decodes any JSON to an [`ObjectJson`].
 struct ObjectVisitor;
 
-/// What is compared of an object. The rest of its metadata can be large, and is skipped.
-#[derive(Deserialize)]
-struct MetadataItem {
-    metadata: ItemMetadata,
-}
-
-/// The fields of `ObjectMeta` that are compared.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ItemMetadata {
-    #[serde(default)]
-    namespace: String,
-    name: String,
-    resource_version: String,
-}
-
 /// An event in its wire form. The object is decoded as JSON first, because its meaning depends on the type.
 #[derive(Deserialize)]
 struct RawEvent {
@@ -232,9 +216,9 @@ fn resource_version(object: &Value) -> &str {
 /// Decodes a page of a list of `PartialObjectMetadata`: adds the versions of its objects, and returns the `continue`
 /// token of the next page.
 pub(super) fn decode_metadata(body: &[u8], versions: &mut ObjectVersions) -> Result<Option<String>, Error> {
-    let page: RawPage<MetadataItem> = serde_json::from_slice(body)?;
-    for MetadataItem { metadata } in page.items.unwrap_or_default() {
-        versions.set(&ObjectName::new(metadata.namespace, metadata.name), &metadata.resource_version);
+    let page: RawPage<ObjectJson> = serde_json::from_slice(body)?;
+    for ObjectJson(object) in page.items.unwrap_or_default() {
+        versions.set(&parse::json_name(&object), resource_version(&object));
     }
     Ok(page.metadata.continue_.filter(|token| !token.is_empty()))
 }
