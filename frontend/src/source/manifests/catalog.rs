@@ -18,8 +18,6 @@ pub(super) struct Catalog {
     files: BTreeMap<OsString, FileContents>,
     /// The files that contain an object. The first by name is used.
     files_of: BTreeMap<ObjectKey, BTreeSet<OsString>>,
-    /// Files that could not be read: no event tells when that works.
-    pub(super) unreadable: BTreeSet<OsString>,
 }
 
 /// The changes since the last refresh.
@@ -53,12 +51,7 @@ impl Catalog {
         let (mut before, mut added) = (BTreeMap::new(), BTreeSet::new());
         for name in names.union(&missing) {
             let Some(format) = ManifestFormat::of(name) else { continue };
-            let read = if missing.contains(name) {
-                self.unreadable.remove(name);
-                Some(FileContents::default())
-            } else {
-                self.read(name, format)
-            };
+            let read = if missing.contains(name) { Some(FileContents::default()) } else { self.read(name, format) };
             if let Some(contents) = read {
                 let last = self.files.get(name);
                 let is_new = |problem: &&String| last.is_none_or(|last| !last.problems.contains(problem));
@@ -108,14 +101,11 @@ impl Catalog {
     }
 
     /// The contents of a file, and the last objects if it cannot be read. `None`: it is missing, perhaps for a moment.
-    fn read(&mut self, name: &OsString, format: ManifestFormat) -> Option<FileContents> {
+    fn read(&self, name: &OsString, format: ManifestFormat) -> Option<FileContents> {
         let text = read_file(&self.directory.join(name));
-        match text.as_ref().err().map(io::Error::kind) {
-            Some(io::ErrorKind::NotFound) => return None,
-            // No text: it is read again when it is written.
-            None | Some(io::ErrorKind::InvalidData) => self.unreadable.remove(name),
-            Some(_) => self.unreadable.insert(name.clone()),
-        };
+        if text.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            return None;
+        }
         let read = text.map_err(|error| error.to_string()).and_then(|text| FileContents::read(&text, format));
         Some(read.unwrap_or_else(|error| {
             let objects = self.files.get(name).map(|file| file.objects.clone()).unwrap_or_default();

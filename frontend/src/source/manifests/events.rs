@@ -3,11 +3,10 @@
 //! A file counts as changed when its writer has closed it or renamed it to its name, never while it is being written.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     ffi::{OsStr, OsString},
     fs,
     path::Path,
-    time::Instant,
 };
 
 use notify::{
@@ -23,21 +22,18 @@ use super::document::ManifestFormat;
 pub(super) struct FileEvents {
     /// Files that were written completely, or renamed to their name.
     pub(super) files: BTreeSet<OsString>,
-    /// Files that were removed or renamed to another name, and when. One that exists is being written again, or is in
-    /// `files`.
-    pub(super) removed: BTreeMap<OsString, Instant>,
+    /// Files that were removed or renamed to another name. One that exists is being written again, or is in `files`.
+    pub(super) removed: BTreeSet<OsString>,
     /// Any file may have changed: events were lost, or a symbolic link was replaced that files may point through.
     pub(super) rescan: bool,
-    /// The directory itself was removed or renamed: what is now at its path is not watched.
-    pub(super) is_gone: bool,
 }
 
 impl FileEvents {
     /// Adds what inotify reports. Whether it is relevant.
-    pub(super) fn collect(&mut self, directory: &Path, event: notify::Result<Event>) -> bool {
+    pub(super) fn collect(&mut self, event: notify::Result<Event>) -> bool {
         match event {
             Ok(event) if !event.need_rescan() => {
-                let relevant = event.paths.iter().filter(|path| self.add(directory, path, event.kind));
+                let relevant = event.paths.iter().filter(|path| self.add(path, event.kind));
                 return relevant.count() > 0;
             }
             Ok(_) => {}
@@ -48,7 +44,7 @@ impl FileEvents {
     }
 
     /// Adds an event of one path. Whether it is relevant.
-    fn add(&mut self, directory: &Path, path: &Path, kind: EventKind) -> bool {
+    fn add(&mut self, path: &Path, kind: EventKind) -> bool {
         let is_link = || fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
         let is_removed = matches!(kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)));
         let is_complete = match kind {
@@ -60,11 +56,10 @@ impl FileEvents {
         };
         match path.file_name() {
             _ if !is_removed && !is_complete => return false,
-            _ if path == directory => self.is_gone = true,
             Some(name) if ManifestFormat::of(name).is_some() => {
                 if is_removed {
                     self.files.remove(name);
-                    self.removed.insert(name.to_owned(), Instant::now());
+                    self.removed.insert(name.to_owned());
                 } else {
                     self.files.insert(name.to_owned());
                 }
@@ -106,7 +101,7 @@ mod tests {
         /// Collects an event of this name. Returns whether it is relevant.
         fn collect(&mut self, name: &str, kind: EventKind) -> bool {
             let event = Event::new(kind).add_path(self.directory.path().join(name));
-            self.events.collect(self.directory.path(), Ok(event))
+            self.events.collect(Ok(event))
         }
     }
 
@@ -117,7 +112,7 @@ mod tests {
         assert!(fixture.collect("a.yaml", closed));
         assert!(fixture.collect("a.yaml", EventKind::Modify(ModifyKind::Name(RenameMode::From))));
         assert!(!fixture.collect("a.yaml", EventKind::Create(CreateKind::File)));
-        assert!(fixture.events.files.is_empty() && fixture.events.removed.contains_key(OsStr::new("a.yaml")));
+        assert!(fixture.events.files.is_empty() && fixture.events.removed.contains(OsStr::new("a.yaml")));
         assert!(fixture.collect("a.yaml", closed));
         assert!(fixture.events.files.contains(OsStr::new("a.yaml")));
     }

@@ -226,20 +226,6 @@ async fn invalid_file_is_read_again_when_fixed() {
 }
 
 #[tokio::test]
-async fn unreadable_file_is_read_when_that_works() {
-    let top = with_files(&[]);
-    let (target, new) = (top.path().join("target"), top.path().join("new"));
-    fs::create_dir(&target).unwrap();
-    symlink(&target, top.path().join("m/a.yaml")).unwrap();
-    let (mut fixture, _) = Fixture::on(top).await;
-    // Outside of the directory, where no event tells.
-    fs::write(&new, node("n1", "x")).unwrap();
-    fs::remove_dir(&target).unwrap();
-    fs::rename(&new, &target).unwrap();
-    assert_eq!(fixture.next_summary().await, "n1 in x");
-}
-
-#[tokio::test]
 async fn config_map_volume_is_updated() {
     let top = TempDir::new().unwrap();
     let directory = top.path().join("m");
@@ -263,34 +249,6 @@ async fn removed_directory_keeps_its_objects() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x"))]).await;
     fs::remove_dir_all(fixture.path("")).unwrap();
     assert!(timeout(10 * REMOVAL_DELAY, fixture.updates.recv()).await.is_err());
-}
-
-#[tokio::test]
-async fn replaced_directory_is_followed() {
-    let top = TempDir::new().unwrap();
-    let path = |name: &str| top.path().join(name);
-    for (version, zone) in [("v1", "x"), ("v2", "w"), ("v3", "z")] {
-        fs::create_dir(path(version)).unwrap();
-        fs::write(path(version).join("a.yaml"), node("n1", zone)).unwrap();
-    }
-    symlink("v1", path("m")).unwrap();
-    symlink("v2", path("new")).unwrap();
-    let (link, new, third) = (path("m"), path("new"), path("v3"));
-    let (mut fixture, _) = Fixture::on(top).await;
-    // A link to it.
-    fs::rename(new, &link).unwrap();
-    assert_eq!(fixture.next_summary().await, "n1 in w");
-    fixture.write("b.yaml", &node("n2", "x"));
-    assert_eq!(fixture.next_summary().await, "n2 in x");
-    // Removed, and another one is moved to its path.
-    fs::remove_file(&link).unwrap();
-    fs::rename(third, &link).unwrap();
-    assert_eq!(fixture.next_summary().await, "n1 in z");
-    assert_eq!(fixture.next_summary().await, "n2 deleted");
-    fs::remove_dir_all(&link).unwrap();
-    fs::create_dir(&link).unwrap();
-    fixture.write("a.yaml", &node("n1", "w"));
-    assert_eq!(fixture.next_summary().await, "n1 in w");
 }
 
 #[tokio::test]
