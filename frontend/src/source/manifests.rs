@@ -141,7 +141,7 @@ impl DirectoryWatcher {
             sleep(self.removal_delay).await;
         }
         if !self.directory.exists() {
-            error!(directory = ?self.directory, "manifests directory removed, keeping its last objects until a restart");
+            error!(directory = ?self.directory, "manifests directory removed, keeping its last objects");
             return Ok(Vec::new());
         }
         Ok(self.refresh((!rescan).then_some(files), removed).await?.unwrap_or_else(|error| {
