@@ -3,20 +3,20 @@
 //! the object.
 //!
 //! ```text
-//!   session: Ack with new failures ──try_send──▶ queue (bounded) ──▶ EventRecorder ──▶ EventSeries: Service, reason
+//!   session: Ack with new failures ──try_send──▶ queue (bounded) ──▶ EventRecorder ──▶ failure: Service, reason
 //!            Hello of a new run                                             ├────────▶ event: a start, a degraded node
 //!   engine: ObjectNotice                                                    └────────▶ event: problems of an object
 //!                                                                                      │ rate-limited
 //!                                                                                      ▼
-//!                                                              create; if the series exists: patch its count
+//!                                                                        create, unless it exists
 //! ```
 //!
 //! A session never waits for this: reports that do not fit into the queue are dropped. Replicas do not know of each
-//! other: the name of an Event is a hash of its content, so that they create one Event and count it together.
+//! other: the name of an Event is a hash of its content, so that they create one Event together.
 
 mod event;
+mod failure;
 mod recorder;
-mod series;
 #[cfg(test)]
 mod tests;
 

@@ -273,7 +273,7 @@ class Matrix(unittest.TestCase):
         for objects in self.each():
             for item in objects:
                 for rule in item.get("rules", []):
-                    allowed = {"tokenreviews": {"create"}, "events": {"create", "patch"}}
+                    allowed = {"tokenreviews": {"create"}, "events": {"create"}}
                     if any(item["kind"] == "ValidatingAdmissionPolicy" for item in objects):
                         allowed["nodes"] = {"list", "watch", "get", "patch"}
                     for resource in rule["resources"]:

@@ -105,7 +105,7 @@ pub(crate) struct ClusterArgs {
     pub(crate) service_cidr: Vec<IpNet>,
 
     /// Do not create Events for Services that are not served completely and for backends that start. Events need
-    /// permission to create and patch events.events.k8s.io.
+    /// permission to create events.events.k8s.io.
     #[arg(long)]
     pub(crate) no_events: bool,
 

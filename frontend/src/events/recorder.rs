@@ -1,4 +1,4 @@
-//! Counts reports, and creates and patches Events at a limited rate.
+//! Collects reports, and creates Events at a limited rate.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -18,11 +18,10 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client, ResourceExt as _,
-    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    api::{ApiResource, DynamicObject, ListParams, PostParams},
 };
 use proto::model::ServicePortFailure;
 use runtime::failure::{CountedLog, chain};
-use serde_json::Value;
 use tokio::{
     sync::mpsc,
     time::{Instant, MissedTickBehavior, interval, timeout},
@@ -31,30 +30,30 @@ use tracing::{debug, warn};
 
 use super::{
     EventReport, event,
-    series::{EventSeries, SeriesKey},
+    failure::{FailureKey, FailureReport},
 };
 
 /// `reportingController`.
 const CONTROLLER: &str = "fairlead.io/frontend";
 /// How often Events are sent. Reports within this time are sent together.
 const TICK: Duration = Duration::from_secs(1);
-/// The most Events in that time. Each takes up to three requests.
+/// The most Events in that time. Each takes up to two requests.
 const EVENTS_PER_TICK: usize = 5;
 /// The timeout of sending an Event.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// The part of it for the UID of its object.
 const UID_DEADLINE: Duration = Duration::from_secs(1);
-/// The most reasons that are counted. Further ones are dropped until others expire.
-const MAX_SERIES: usize = 1024;
-/// A reason without a report for this time expires. Kubernetes keeps Events for the same time by default.
+/// The most failures that are remembered. Further ones are dropped until others expire.
+const MAX_FAILURES: usize = 1024;
+/// A failure gets no other Event for this time. Kubernetes keeps Events for the same time by default.
 const EXPIRY: Duration = Duration::from_secs(3600);
 /// The most Events about nodes that wait to be sent, and the most about problems of objects; and the most of these in
 /// one namespace. Further ones are dropped.
 const MAX_WAITING: usize = 1024;
 const MAX_OF_NAMESPACE: usize = 64;
-/// The most reasons of one namespace that are counted, and the most that one node was the first to report.
-const MAX_SERIES_OF_NAMESPACE: usize = 256;
-const MAX_SERIES_OF_NODE: usize = 512;
+/// The most failures of one namespace that are remembered, and the most that one node was the first to report.
+const MAX_FAILURES_OF_NAMESPACE: usize = 256;
+const MAX_FAILURES_OF_NODE: usize = 512;
 /// The most Events in a tick that are about failures, which come again and again.
 const FAILURES_PER_TICK: usize = 3;
 /// How long nothing is sent to a namespace after the API server has answered 403 there: the namespace terminates, or
@@ -66,16 +65,16 @@ const MAX_PAUSED: usize = 1024;
 /// What has been reported, and what of it has been sent.
 pub(super) struct EventRecorder {
     sender: EventSender,
-    failures: FailureSeries,
+    failures: ReportedFailures,
     /// Starts of backends, and what does not work on nodes, not sent yet.
     of_nodes: VecDeque<Event>,
     /// Problems of objects, not sent yet.
     of_objects: VecDeque<Event>,
 }
 
-/// The failures that were reported within [`EXPIRY`].
+/// The failures that were first reported within [`EXPIRY`].
 #[derive(Debug, Default)]
-pub(super) struct FailureSeries(HashMap<SeriesKey, EventSeries>);
+pub(super) struct ReportedFailures(HashMap<FailureKey, FailureReport>);
 
 /// Sends requests to the API server.
 struct EventSender {
@@ -89,7 +88,7 @@ struct EventSender {
 impl EventRecorder {
     pub(super) fn new(client: Client, instance: String) -> Self {
         let sender = EventSender { client, instance, paused: HashMap::new(), pauses: CountedLog::default() };
-        Self { sender, failures: FailureSeries::default(), of_nodes: VecDeque::new(), of_objects: VecDeque::new() }
+        Self { sender, failures: ReportedFailures::default(), of_nodes: VecDeque::new(), of_objects: VecDeque::new() }
     }
 
     /// Runs until the queue is closed.
@@ -99,7 +98,7 @@ impl EventRecorder {
         loop {
             tokio::select! {
                 report = reports.recv() => match report {
-                    Some(EventReport::Failed(node, failure)) => drop(self.failures.count(node, failure)),
+                    Some(EventReport::Failed(node, failure)) => drop(self.failures.add(node, failure)),
                     Some(EventReport::Started(start)) => add(&mut self.of_nodes, start.event(), MAX_WAITING),
                     Some(EventReport::Degraded(node, text)) => {
                         add(&mut self.of_nodes, event::of_degraded(node, text, Timestamp::now()), MAX_WAITING);
@@ -117,12 +116,12 @@ impl EventRecorder {
     }
 
     /// Sends what is due, at most [`EVENTS_PER_TICK`]. Failures come first, but leave room for Events about
-    /// nodes and objects, which take turns. One of these that cannot be sent is dropped.
+    /// nodes and objects, which take turns. An Event that cannot be sent is dropped.
     async fn send_due(&mut self) {
-        let Self { sender, failures: FailureSeries(series), of_nodes, of_objects } = self;
-        series.retain(|_, series| series.last_report.elapsed() < EXPIRY);
+        let Self { sender, failures: ReportedFailures(failures), of_nodes, of_objects } = self;
+        failures.retain(|_, report| report.at.elapsed() < EXPIRY);
         let mut left = EVENTS_PER_TICK;
-        for (key, series) in series.iter_mut().filter(|(_, series)| series.is_due()) {
+        for (key, report) in failures.iter_mut().filter(|(_, report)| !report.is_sent) {
             if left == EVENTS_PER_TICK - FAILURES_PER_TICK {
                 break;
             }
@@ -130,9 +129,8 @@ impl EventRecorder {
                 continue;
             }
             left -= 1;
-            sender.send(series.event(key), Some(series.patch())).await;
-            // Even if it failed: it is sent with the next report, a minute later at the earliest.
-            series.mark_sent();
+            sender.send(report.event(key)).await;
+            report.is_sent = true;
         }
         let (mut next, mut other) = (of_nodes, of_objects);
         while left > 0
@@ -141,7 +139,7 @@ impl EventRecorder {
             mem::swap(&mut next, &mut other);
             if !sender.is_paused(event.metadata.namespace.as_deref().unwrap_or_default()) {
                 left -= 1;
-                sender.send(event, None).await;
+                sender.send(event).await;
             }
         }
     }
@@ -160,20 +158,21 @@ fn add(waiting: &mut VecDeque<Event>, event: Event, max_of_namespace: usize) {
     }
 }
 
-impl FailureSeries {
-    /// Counts a report. Returns whether there is room for it.
-    pub(super) fn count(&mut self, node: Arc<str>, failure: ServicePortFailure) -> bool {
-        let Self(series) = self;
-        let (key, now) = (SeriesKey::of(failure), Timestamp::now());
-        if !series.contains_key(&key) {
-            let of_namespace = series.keys().filter(|other| other.port.namespace == key.port.namespace).count();
-            let of_node = series.values().filter(|series| series.node == node).count();
-            let has_room = of_namespace < MAX_SERIES_OF_NAMESPACE && of_node < MAX_SERIES_OF_NODE;
-            if series.len() >= MAX_SERIES || !has_room {
-                return false;
-            }
+impl ReportedFailures {
+    /// Adds a report. Returns whether there is room for it.
+    pub(super) fn add(&mut self, node: Arc<str>, failure: ServicePortFailure) -> bool {
+        let Self(failures) = self;
+        let key = FailureKey::of(failure);
+        if failures.contains_key(&key) {
+            return true;
         }
-        series.entry(key).or_insert_with(|| EventSeries::new(node, now)).add(now);
+        let of_namespace = failures.keys().filter(|other| other.port.namespace == key.port.namespace).count();
+        let of_node = failures.values().filter(|report| report.node == node).count();
+        let has_room = of_namespace < MAX_FAILURES_OF_NAMESPACE && of_node < MAX_FAILURES_OF_NODE;
+        if failures.len() >= MAX_FAILURES || !has_room {
+            return false;
+        }
+        failures.insert(key, FailureReport::now(node));
         true
     }
 }
@@ -193,8 +192,8 @@ impl EventSender {
         self.pauses.record(())
     }
 
-    /// Creates an Event. One that exists, because another replica or an earlier session has created it, is patched.
-    async fn send(&mut self, mut event: Event, patch: Option<Value>) {
+    /// Creates an Event, unless it exists: another replica or an earlier session may have created it.
+    async fn send(&mut self, mut event: Event) {
         event.reporting_controller = Some(CONTROLLER.to_owned());
         event.reporting_instance = Some(self.instance.clone());
         let (name, namespace) = (event.name_any(), event.namespace().unwrap_or_default());
@@ -205,10 +204,7 @@ impl EventSender {
                 object.uid = uid.ok().flatten();
             }
             match api.create(&PostParams::default(), &event).await {
-                Err(kube::Error::Api(status)) if status.code == 409 => match patch {
-                    Some(patch) => api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop),
-                    None => Ok(()),
-                },
+                Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
                 created => created.map(drop),
             }
         };
@@ -221,7 +217,7 @@ impl EventSender {
                         namespace,
                         namespaces,
                         retry_in_ms = FORBIDDEN_PAUSE.as_millis(),
-                        advice = "grant create and patch on events.events.k8s.io, or give --no-events",
+                        advice = "grant create on events.events.k8s.io, or give --no-events",
                         "not allowed to create events in a namespace"
                     );
                 }
