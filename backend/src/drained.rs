@@ -99,8 +99,7 @@ pub async fn wait(frontends: &dyn AskFrontends, addresses: &[IpAddr], patience: 
     loop {
         let remaining = patience.saturating_sub(begun.elapsed());
         let wait_millis = u32::try_from(remaining.min(ROUND).as_millis()).unwrap_or(u32::MAX);
-        let waited_millis = u32::try_from(begun.elapsed().as_millis()).unwrap_or(u32::MAX);
-        let request = DrainedRequest { addresses: addresses.clone(), wait_millis, waited_millis };
+        let request = DrainedRequest { addresses: addresses.clone(), wait_millis };
         let answers = frontends.ask(request).await?;
         let (drained, is_changing) = combined(&answers);
         let is_over = begun.elapsed() >= patience;

@@ -27,7 +27,6 @@ pub(crate) struct Metrics {
     pub(crate) commits: Histogram,
     /// How long after its commit a node acknowledged a change.
     pub(crate) acks: Histogram,
-    messages: Counter,
     bytes: Counter,
     starts: Family<Label, Counter>,
     pub(crate) mismatches: Counter,
@@ -60,7 +59,6 @@ impl Default for Metrics {
             commits: Histogram::new(exponential_buckets(0.000_01, 4.0, 10)),
             // 1 ms to 65 s.
             acks: Histogram::new(exponential_buckets(0.001, 2.0, 17)),
-            messages: Counter::default(),
             bytes: Counter::default(),
             starts: Family::default(),
             mismatches: Counter::default(),
@@ -76,7 +74,6 @@ impl Default for Metrics {
 impl Metrics {
     /// A message has been handed to a connection.
     pub(crate) fn sent(&self, bytes: usize) {
-        self.messages.inc();
         self.bytes.inc_by(bytes as u64);
     }
 
@@ -110,9 +107,7 @@ impl Metrics {
         let text = "Time from the commit of a change to the acknowledgement of a node that has programmed it; \
                     snapshots and repairs are not counted";
         registry.register_with_unit("ack_duration", text, Unit::Seconds, self.acks.clone());
-        let text = "Messages sent to clients, including bookmarks and keepalives of the protocol";
-        registry.register("sent_messages", text, self.messages.clone());
-        let text = "Size of these messages, before HTTP/2 and TLS";
+        let text = "Size of the messages sent to clients, before HTTP/2 and TLS";
         registry.register_with_unit("sent", text, Unit::Bytes, self.bytes.clone());
         let text = "Streams started, by mode: resume (only changes), repair (digest buckets that differ) or snapshot \
                     (everything); many snapshots mean that nodes lose their state or compute no digests";

@@ -12,7 +12,7 @@ use prometheus_client::{
     encoding::DescriptorEncoder,
     registry::{Registry, Unit},
 };
-use proto::model::{Revision, Role};
+use proto::model::Role;
 use runtime::{
     Shutdown,
     http::{self, HttpConnections, TEXT, response},
@@ -29,7 +29,6 @@ use crate::{
     index::ProblemCounts,
     object::ObjectKind,
     source::{KindFreshness, WatchPhase},
-    streams::Fleet,
 };
 
 /// Reads the gauges.
@@ -95,9 +94,9 @@ fn ready(cluster: &ClusterState) -> Response<String> {
 impl Scrape {
     fn cluster(&self, writer: &mut Writer<'_>) -> fmt::Result {
         let FrontendContext { cluster, started, .. } = &*self.0;
-        let (revision, service_ports, endpoints) = {
+        let (service_ports, endpoints) = {
             let log = cluster.log();
-            (log.revision(), log.service_ports, log.endpoints)
+            (log.service_ports, log.endpoints)
         };
         let index = cluster.index();
         let objects = ObjectKind::ALL.map(|kind| (kind.to_string(), index.count(kind)));
@@ -115,8 +114,6 @@ impl Scrape {
         writer.gauge("started_timestamp", text, Some(Unit::Seconds), started.as_secs_f64())?;
         let text = "1 when every kind of object has been listed; no client is served before.";
         writer.gauge("ready", text, None, f64::from(u8::from(cluster.is_ready())))?;
-        let text = "The current revision; comparable only within one run of one replica.";
-        writer.gauge("revision", text, None, revision.0 as f64)?;
         let text = "Service ports that are served to nodes.";
         writer.gauge("service_ports", text, None, service_ports as f64)?;
         let text = "Endpoints of all service ports; an endpoint of several service ports is counted for each.";
@@ -137,7 +134,6 @@ impl Scrape {
 
     fn nodes(&self, writer: &mut Writer<'_>) -> fmt::Result {
         let fleet = self.0.streams.fleet();
-        let revision = self.0.cluster.log().revision();
         let text = "Nodes of the cluster, connected or not.";
         writer.gauge("nodes", text, None, fleet.nodes.len() as f64)?;
         let text = "Nodes of the cluster without a backend at this replica; most may be connected to another one.";
@@ -159,9 +155,6 @@ impl Scrape {
         writer.gauge("nodes_rolled_back", text, None, fleet.rolled_back() as f64)?;
         let text = "Pods that wait until no node sends them new connections; `fairlead status` says for which nodes.";
         writer.gauge("drains_waiting", text, None, self.0.drains.count() as f64)?;
-        let text = "The newest revision that is programmed on every node connected to this replica.";
-        let programmed = fleet.programmed_on_all_nodes().unwrap_or(revision);
-        writer.gauge("revision_programmed_on_all_nodes", text, None, programmed.0 as f64)?;
 
         let mut streams = BTreeMap::<_, usize>::new();
         for status in fleet.backends().chain(fleet.observers()) {
@@ -174,7 +167,10 @@ impl Scrape {
         }
         let text = "Open streams, by role (backend, observer or shadow) and by the mode in which they started.";
         writer.labelled_gauge("streams", text, None, streams.into_iter().map(|(labels, n)| (labels, n as f64)))?;
-        lags(writer, &fleet, revision)
+        let mut lags: Vec<_> = fleet.current_backends().map(|status| status.lag().as_secs_f64()).collect();
+        let text = "For how long nodes connected to this replica have had a change to program: median (0.5), 0.99 and \
+                    maximum (1); 0 for nodes that have programmed everything.";
+        writer.labelled_gauge("node_lag", text, Some(Unit::Seconds), quantiles(&mut lags))
     }
 
     fn work(&self, writer: &mut Writer<'_>) -> fmt::Result {
@@ -197,9 +193,6 @@ impl Scrape {
                     served stale state.";
         let ages = rows().filter_map(|(row, labels)| Some((labels, age(row)?.as_secs_f64())));
         writer.labelled_gauge("watch_age", text, Some(Unit::Seconds), ages)?;
-        let text = "Requests to the API server that have failed since the last confirmation, by kind.";
-        let failures = rows().map(|(row, labels)| (labels, f64::from(row.failures)));
-        writer.labelled_gauge("watch_consecutive_failures", text, None, failures)?;
         let text =
             "Complete lists from the API server, by kind; any after the first means that a watch was lost or stale.";
         writer.labelled_counter("watch_lists", text, rows().map(|(row, labels)| (labels, row.lists)))
@@ -214,19 +207,6 @@ impl Collector for Scrape {
         self.work(&mut writer)?;
         self.watches(&mut writer)
     }
-}
-
-/// By how many revisions and for how long connected nodes lag behind.
-fn lags(writer: &mut Writer<'_>, fleet: &Fleet, revision: Revision) -> fmt::Result {
-    let mut revisions: Vec<_> =
-        fleet.current_backends().map(|status| revision.0.saturating_sub(status.programmed.0) as f64).collect();
-    let mut seconds: Vec<_> = fleet.current_backends().map(|status| status.lag().as_secs_f64()).collect();
-    let text = "By how many revisions nodes connected to this replica lag behind: median (0.5), 0.99 and maximum (1). \
-                A node whose programmed revision is unknown lags by all.";
-    writer.labelled_gauge("node_lag_revisions", text, None, quantiles(&mut revisions))?;
-    let text = "For how long nodes connected to this replica have had a change to program: median (0.5), 0.99 and \
-                maximum (1); 0 for nodes that have programmed everything.";
-    writer.labelled_gauge("node_lag", text, Some(Unit::Seconds), quantiles(&mut seconds))
 }
 
 /// The median, the 99th percentile and the maximum; empty if there are no values.

@@ -60,11 +60,6 @@ pub(crate) struct ListenArgs {
     #[arg(long, default_value = "64", value_name = "MIB")]
     pub(crate) max_history: NonZeroU16,
 
-    /// Keep at most this many connections of identified clients at each listener. A further one replaces the oldest of
-    /// the identity with the most.
-    #[arg(long, default_value = "32768", value_name = "NUMBER")]
-    pub(crate) max_connections: NonZeroUsize,
-
     /// Keep at most this many connections of clients that are not identified yet from one address (IPv6: from one /64).
     /// A further one replaces the oldest. Raise it where many nodes share an address: NAT, or a load balancer that
     /// hides addresses.
@@ -150,14 +145,13 @@ impl ListenArgs {
         HistoryLimits { bytes: usize::from(self.max_history.get()) << 20, ..HistoryLimits::default() }
     }
 
-    /// `--max-connections` and `--max-connections-per-source`.
+    /// `--max-connections-per-source`.
     pub(crate) fn connection_limits(&self) -> ConnectionLimits {
         let limits = ConnectionLimits::default();
         let per_key = self.max_connections_per_source.get();
         ConnectionLimits {
             node_sources: ConnectionBounds { per_key, ..limits.node_sources },
             unknown_sources: ConnectionBounds { per_key, ..limits.unknown_sources },
-            identified: ConnectionBounds { total: self.max_connections.get(), ..limits.identified },
             ..limits
         }
     }
@@ -217,13 +211,9 @@ mod tests {
     #[test]
     fn default_connection_limits_are_those_of_the_library() {
         assert_eq!(frontend(&[]).unwrap().listen.connection_limits(), ConnectionLimits::default());
-        let args = ["--max-connections-per-source", "1000", "--max-connections", "10"];
-        let limits = frontend(&args).unwrap().listen.connection_limits();
-        assert_eq!(
-            [limits.node_sources.per_key, limits.unknown_sources.per_key, limits.identified.total],
-            [1000, 1000, 10]
-        );
-        assert!(frontend(&["--max-connections", "0"]).is_err());
+        let limits = frontend(&["--max-connections-per-source", "1000"]).unwrap().listen.connection_limits();
+        assert_eq!([limits.node_sources.per_key, limits.unknown_sources.per_key], [1000, 1000]);
+        assert!(frontend(&["--max-connections-per-source", "0"]).is_err());
     }
 
     #[test]

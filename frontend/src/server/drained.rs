@@ -32,8 +32,7 @@ pub(crate) async fn drained(
     request: &v1::DrainedRequest,
     shutdown: Shutdown,
 ) -> Result<v1::DrainedResponse, Status> {
-    // `waited_millis` is not used: alerts must not depend on what clients claim.
-    let v1::DrainedRequest { addresses, wait_millis, waited_millis: _ } = request;
+    let v1::DrainedRequest { addresses, wait_millis } = request;
     let addresses = addresses.iter().map(|bytes| unpack_address(bytes, "addresses"));
     let addresses: Vec<IpAddr> =
         addresses.collect::<Result<_, _>>().map_err(|error| Status::invalid_argument(error.to_string()))?;

@@ -588,9 +588,6 @@ pub struct DrainedRequest {
     /// longest time to wait; at most 60000
     #[prost(uint32, tag = "2")]
     pub wait_millis: u32,
-    /// ignored: a frontend counts from the first request for the pod that it saw
-    #[prost(uint32, tag = "3")]
-    pub waited_millis: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DrainedResponse {

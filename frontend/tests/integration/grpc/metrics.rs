@@ -100,10 +100,9 @@ async fn scrape_reflects_activity() {
     assert!(value("ack_duration_seconds_count") >= 2.0);
     assert!(value("commit_duration_seconds_count") >= 3.0);
     assert!(value("commit_duration_seconds_sum") > 0.0);
-    assert!(value("sent_bytes_total") > 1000.0 && value("sent_messages_total") >= 8.0);
+    assert!(value("sent_bytes_total") > 1000.0);
     assert!(value("chunks_sent_total") > value("chunks_encoded_total"), "two nodes share encoded chunks");
     assert!(value("node_lag_seconds{quantile=\"1\"}") < TIMEOUT.as_secs_f64());
-    assert!(value("revision") >= value("revision_programmed_on_all_nodes"));
     assert!(value("process_cpu_seconds_total") > 0.0 && value("process_resident_memory_bytes") > 1e6);
 }
 

@@ -189,8 +189,7 @@ impl Client {
     /// Asks for a pod that is in no EndpointSlice, so that the response takes as long as it may.
     pub(crate) async fn drained(&self) -> Result<v1::DrainedResponse, Status> {
         let mut client = FairleadClient::new(self.channel.clone());
-        let request =
-            v1::DrainedRequest { addresses: vec![vec![10, 9, 9, 9].into()], wait_millis: 60_000, waited_millis: 0 };
+        let request = v1::DrainedRequest { addresses: vec![vec![10, 9, 9, 9].into()], wait_millis: 60_000 };
         Ok(client.drained(self.request(request)).await?.into_inner())
     }
 
