@@ -91,10 +91,6 @@ pub(crate) struct PlanArgs {
     #[arg(short = 'f', long = "filename", required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
 
-    /// Count only this node. Default: all nodes.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) node: Option<String>,
-
     #[command(flatten)]
     pub(crate) frontend: FrontendAddressArgs,
 

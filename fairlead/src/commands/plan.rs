@@ -30,12 +30,12 @@ struct Documents {
 
 /// Sends the Services and EndpointSlices to a frontend, and prints its response.
 pub(crate) async fn run(args: PlanArgs) -> Result<ExitCode> {
-    let PlanArgs { files, node, frontend, output } = args;
+    let PlanArgs { files, frontend, output } = args;
     let Documents { planned, skipped } = documents(&files)?;
     for (kind, count) in skipped {
         eprintln!("fairlead: not planned, and not sent to the frontend: {count} {kind}");
     }
-    let request = PlanRequest { documents: planned, node: node.unwrap_or_default() };
+    let request = PlanRequest { documents: planned };
     let plan = frontend.grpc()?.plan(&request, RESPONSE_TIMEOUT).await?;
     print::value(output, &plan, || table(&plan))?;
     Ok(ExitCode::of_check(plan.losing_count == 0 && plan.conflict_count == 0))

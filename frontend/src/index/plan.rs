@@ -66,10 +66,9 @@ struct NodeEffects {
 }
 
 impl Index {
-    /// What would change on this node, or on all nodes, if these objects were applied. Listed are the first changes and
-    /// problems: of these objects, and those that others would have in addition. The index stays as it is. The error
-    /// says what is too large.
-    pub(crate) fn plan(&mut self, objects: Vec<ParsedObject>, node: Option<&str>) -> Result<PlanResponse, String> {
+    /// What would change if these objects were applied. Listed are the first changes and problems: of these objects,
+    /// and those that others would have in addition. The index stays as it is. The error says what is too large.
+    pub(crate) fn plan(&mut self, objects: Vec<ParsedObject>) -> Result<PlanResponse, String> {
         let planned: BTreeSet<_> = objects.iter().map(|parsed| (parsed.kind, parsed.name.clone())).collect();
         let mut trial = Trial::new(self);
         objects.into_iter().for_each(|parsed| trial.apply(parsed));
@@ -113,7 +112,7 @@ impl Index {
                     of_service.find(|view| at_vips(&view.port) == at_vips(&before.port))
                 });
                 let change = ViewChange { before, after, renamed };
-                let effects = trial.index.node_effects(change, node);
+                let effects = trial.index.node_effects(change);
                 plan.change_count += 1;
                 plan.losing_count += u64::from(!effects.lost.is_empty());
                 if plan.changes.len() < MAX_LISTED {
@@ -206,19 +205,12 @@ impl Index {
         }
     }
 
-    /// On one node, or on all: those without pools of their own by zone.
-    fn node_effects(&self, change: ViewChange<'_>, node: Option<&str>) -> NodeEffects {
+    /// On all nodes: those without pools of their own by zone.
+    fn node_effects(&self, change: ViewChange<'_>) -> NodeEffects {
         let mut effects = NodeEffects::default();
         let zone_of = |node: &str| self.nodes.get(node).map_or("", |node| &*node.zone);
         let differences = change.differences(zone_of);
         let differs = |node: &str, zone: &str| differences.iter().any(|pool| *pool.resolve(node, zone));
-        if let Some(node) = node {
-            let zone = zone_of(node);
-            if differs(node, zone) {
-                effects.add(1, iter::once(node), change.lost(node, zone));
-            }
-            return effects;
-        }
         let own: BTreeSet<&Arc<str>> = change.views().flat_map(ServicePortView::nodes).collect();
         let mut own_of_zones = BTreeMap::<&str, usize>::new();
         for name in own.iter().filter(|name| self.topology().has_node(name)) {

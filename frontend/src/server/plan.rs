@@ -5,7 +5,7 @@ use serde_json::{Deserializer, Value};
 use tonic::Status;
 
 use super::require_ready;
-use crate::{cluster::ClusterState, object::ObjectKind, source::parse_documents};
+use crate::{cluster::ClusterState, source::parse_documents};
 
 /// How many objects a request may have.
 const MAX_OBJECTS: usize = 64;
@@ -15,61 +15,45 @@ const MAX_PORTS: usize = 100;
 const MAX_NAME: usize = 253;
 
 pub(super) fn response(cluster: &ClusterState, request: &v1::PlanRequest) -> Result<v1::PlanResponse, Status> {
-    let v1::PlanRequest { documents, node } = request;
+    let v1::PlanRequest { documents } = request;
     require_ready(cluster)?;
     let documents = Deserializer::from_str(documents).into_iter::<Value>().collect::<Result<Vec<_>, _>>();
     let mut documents = documents.map_err(|error| Status::invalid_argument(format!("documents: {error}")))?;
-    let mut count = 0;
-    let mut prepare = |object: &mut Value| -> Result<(), String> {
-        count += 1;
-        for field in ["namespace", "name"] {
-            let length = object["metadata"][field].as_str().map_or(0, str::len);
-            if length > MAX_NAME {
-                return Err(format!("metadata.{field}: {length} bytes, more than {MAX_NAME}"));
-            }
-        }
-        let ports = object["spec"]["ports"].as_array().map_or(0, Vec::len);
-        if ports > MAX_PORTS {
-            return Err(format!("spec.ports: {ports} entries, more than {MAX_PORTS}"));
-        }
-        if count <= MAX_OBJECTS && object["kind"] == "Service" {
-            cluster.index().complete_service(object, count);
-        }
-        Ok(())
-    };
-    let prepared = documents.iter_mut().try_for_each(|document| each_planned(document, &mut prepare));
-    prepared.map_err(Status::invalid_argument)?;
-    if count > MAX_OBJECTS {
-        return Err(Status::invalid_argument(format!("{count} objects, more than {MAX_OBJECTS}: split the files")));
+    if documents.len() > MAX_OBJECTS {
+        let message = format!("{} objects, more than {MAX_OBJECTS}: split the files", documents.len());
+        return Err(Status::invalid_argument(message));
     }
-    let (objects, mut ignored) = parse_documents(documents);
-    let has_effect = |kind| matches!(kind, ObjectKind::Service | ObjectKind::EndpointSlice);
-    let (objects, others): (Vec<_>, Vec<_>) = objects.into_iter().partition(|parsed| has_effect(parsed.kind));
-    let others = others.iter().map(|parsed| format!("{} {}: its effect is not computed", parsed.kind, parsed.name));
-    ignored.extend(others);
-    ignored.truncate(MAX_OBJECTS);
-    let node = Some(node.as_str()).filter(|node| !node.is_empty());
+    for (object, number) in documents.iter_mut().zip(1..) {
+        check(object).map_err(Status::invalid_argument)?;
+        if object["kind"] == "Service" {
+            cluster.index().complete_service(object, number);
+        }
+    }
+    let (objects, ignored) = parse_documents(documents);
     // The log may be locked while the index is.
     let mut index = cluster.index();
     let revision = cluster.log().revision();
-    let plan = index.plan(objects, node).map_err(Status::invalid_argument)?;
+    let plan = index.plan(objects).map_err(Status::invalid_argument)?;
     Ok(v1::PlanResponse { revision: revision.0, ignored, ..plan })
 }
 
-/// Whether the effect of an object is computed.
-fn is_planned(object: &Value) -> bool {
+/// Fails for an object whose effect is not computed, or that is too large.
+fn check(object: &Value) -> Result<(), String> {
     let text = |field: &str| object[field].as_str().unwrap_or_default();
-    matches!((text("apiVersion"), text("kind")), ("v1", "Service") | ("discovery.k8s.io/v1", "EndpointSlice"))
-}
-
-/// Calls `visit` for each object of a document, which may be a list, whose effect is computed.
-fn each_planned(document: &mut Value, visit: &mut impl FnMut(&mut Value) -> Result<(), String>) -> Result<(), String> {
-    if is_planned(document) {
-        return visit(document);
+    if !matches!((text("apiVersion"), text("kind")), ("v1", "Service") | ("discovery.k8s.io/v1", "EndpointSlice")) {
+        return Err("documents: an object that is no Service of v1 and no EndpointSlice".to_owned());
     }
-    let is_list = document["kind"] == "List";
-    let items = document.get_mut("items").and_then(Value::as_array_mut).filter(|_| is_list);
-    items.into_iter().flatten().try_for_each(|item| each_planned(item, visit))
+    for field in ["namespace", "name"] {
+        let length = object["metadata"][field].as_str().map_or(0, str::len);
+        if length > MAX_NAME {
+            return Err(format!("metadata.{field}: {length} bytes, more than {MAX_NAME}"));
+        }
+    }
+    let ports = object["spec"]["ports"].as_array().map_or(0, Vec::len);
+    if ports > MAX_PORTS {
+        return Err(format!("spec.ports: {ports} entries, more than {MAX_PORTS}"));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -104,9 +88,9 @@ mod tests {
         cluster
     }
 
-    fn plan(cluster: &ClusterState, node: &str, documents: &[Value]) -> v1::PlanResponse {
+    fn plan(cluster: &ClusterState, documents: &[Value]) -> v1::PlanResponse {
         let documents = documents.iter().map(Value::to_string).collect();
-        response(cluster, &v1::PlanRequest { documents, node: node.to_owned() }).unwrap()
+        response(cluster, &v1::PlanRequest { documents }).unwrap()
     }
 
     fn manifest(name: &str, spec: Value) -> Value {
@@ -127,7 +111,7 @@ mod tests {
     #[test]
     fn what_the_api_server_keeps_is_no_change() {
         let cluster = cluster();
-        let same = plan(&cluster, "", &[web(&[])]);
+        let same = plan(&cluster, &[web(&[])]);
         assert_eq!((same.change_count, same.problems.len(), same.ignored.len()), (0, 0, 0), "{same:?}");
     }
 
@@ -153,22 +137,13 @@ mod tests {
     #[test]
     fn nodes_that_lose_all_endpoints_are_named() {
         let cluster = cluster();
-        let local = web(&[("internalTrafficPolicy", json!("Local"))]);
-        for documents in [[local.clone()], [json!({ "apiVersion": "v1", "kind": "List", "items": [local] })]] {
-            let planned = plan(&cluster, "", &documents);
-            assert_eq!((planned.change_count, planned.losing_count, planned.conflict_count), (1, 1, 0));
-            let change = &planned.changes[0];
-            assert_eq!(change.summary, "internal_policy Cluster -> Local");
-            assert_eq!(change.nodes.as_ref().unwrap().count, 3);
-            let [lost] = &change.lost_endpoints[..] else { panic!("{planned:?}") };
-            assert_eq!(
-                (&*lost.traffic, names(lost.nodes.as_ref())),
-                ("internalTrafficPolicy Local, IPv4", vec!["node-2"])
-            );
-        }
-        let local = web(&[("internalTrafficPolicy", json!("Local"))]);
-        let losing = |node| plan(&cluster, node, std::slice::from_ref(&local)).losing_count;
-        assert_eq!((losing("node-0"), losing("node-2")), (0, 1));
+        let planned = plan(&cluster, &[web(&[("internalTrafficPolicy", json!("Local"))])]);
+        assert_eq!((planned.change_count, planned.losing_count, planned.conflict_count), (1, 1, 0));
+        let change = &planned.changes[0];
+        assert_eq!(change.summary, "internal_policy Cluster -> Local");
+        assert_eq!(change.nodes.as_ref().unwrap().count, 3);
+        let [lost] = &change.lost_endpoints[..] else { panic!("{planned:?}") };
+        assert_eq!((&*lost.traffic, names(lost.nodes.as_ref())), ("internalTrafficPolicy Local, IPv4", vec!["node-2"]));
         assert_eq!(cluster.index().take_changes().ports.len(), 0, "the index is as before");
     }
 
@@ -181,15 +156,15 @@ mod tests {
             "metadata": { "name": "x", "namespace": "ns", "labels": { "kubernetes.io/service-name": "web" } },
             "ports": [{ "name": "web", "port": 8080 }], "endpoints": [{ "addresses": ["10.0.0.1"] }],
         });
-        let planned = plan(&cluster, "", &[renamed.clone(), slice]);
+        let planned = plan(&cluster, &[renamed.clone(), slice]);
         assert_eq!((planned.change_count, planned.losing_count), (2, 0), "{planned:?}");
-        let planned = plan(&cluster, "", &[renamed]);
+        let planned = plan(&cluster, &[renamed]);
         let lost = planned.changes.iter().flat_map(|change| &change.lost_endpoints);
         let lost: Vec<_> = lost.map(|lost| &*lost.traffic).collect();
         let cluster_policy = |direction: &str| format!("{direction}TrafficPolicy Cluster, IPv4, as ns/web:web/tcp");
         assert_eq!(lost, [cluster_policy("external"), cluster_policy("internal")], "slices have the old name");
         let other = web(&[("ports", json!([{ "name": "web", "port": 81 }]))]);
-        let planned = plan(&cluster, "", &[other]);
+        let planned = plan(&cluster, &[other]);
         let lost = &planned.changes[0].lost_endpoints[0];
         assert_eq!((&*lost.traffic, lost.nodes.as_ref().unwrap().count), ("IPv4: the service port is removed", 3));
     }
@@ -204,7 +179,7 @@ mod tests {
             "ports": [{ "name": "http", "port": 8080 }],
             "endpoints": [hinted("10.0.0.1", "zone-a"), hinted("10.0.0.2", "zone-b")],
         });
-        let planned = plan(&cluster, "", &[slice]);
+        let planned = plan(&cluster, &[slice]);
         let mut changed = names(planned.changes[0].nodes.as_ref());
         changed.sort_unstable();
         assert_eq!(changed, ["node-0", "node-1", "node-2"], "hints narrow the pools of both zones");
@@ -219,13 +194,11 @@ mod tests {
             "ports": [{ "port": 80 }], "externalIPs": ["192.0.2.1", "198.51.100.1"],
             "sessionAffinity": "ClientIP", "sessionAffinityConfig": config,
         });
-        let old = json!({ "apiVersion": "v1", "kind": "Endpoints", "metadata": { "name": "web" } });
-        let planned = plan(&cluster, "", &[manifest("new", spec), old]);
+        let planned = plan(&cluster, &[manifest("new", spec)]);
         assert_eq!((planned.change_count, planned.losing_count, planned.conflict_count), (1, 0, 1), "{planned:?}");
         assert_eq!(planned.changes[0].gained_vips, ["198.51.100.1:80", "a new cluster IP"]);
         let fields: Vec<_> = planned.problems.iter().map(|problem| &*problem.field).collect();
         assert_eq!(fields, ["spec.externalIPs", "spec.sessionAffinityConfig.clientIP.timeoutSeconds"]);
-        assert!(planned.ignored[0].contains("Endpoints of v1 is not supported"), "{planned:?}");
     }
 
     #[test]
@@ -234,18 +207,17 @@ mod tests {
         let services: Vec<_> =
             (0..65).map(|n| manifest(&format!("s{n}"), json!({ "ports": [{ "port": 80 }] }))).collect();
         let documents = services.iter().map(Value::to_string).collect();
-        let error = response(&cluster, &v1::PlanRequest { documents, node: String::new() }).unwrap_err();
+        let error = response(&cluster, &v1::PlanRequest { documents }).unwrap_err();
         assert_eq!(error.message(), "65 objects, more than 64: split the files");
-        assert_eq!(plan(&cluster, "", &services[..64]).change_count, 64, "their cluster IPs do not conflict");
+        assert_eq!(plan(&cluster, &services[..64]).change_count, 64, "their cluster IPs do not conflict");
         let error = |document: Value| {
-            let request = v1::PlanRequest { documents: document.to_string(), node: String::new() };
+            let request = v1::PlanRequest { documents: document.to_string() };
             response(&cluster, &request).unwrap_err().message().to_owned()
         };
         let long = manifest(&"s".repeat(254), json!({ "ports": [{ "port": 80 }] }));
-        let expected = "metadata.name: 254 bytes, more than 253";
-        assert_eq!(error(long.clone()), expected);
+        assert_eq!(error(long.clone()), "metadata.name: 254 bytes, more than 253");
         let list = json!({ "apiVersion": "v1", "kind": "List", "items": [long] });
-        assert_eq!(error(json!({ "apiVersion": "v1", "kind": "List", "items": [list] })), expected);
+        assert_eq!(error(list), "documents: an object that is no Service of v1 and no EndpointSlice");
     }
 
     #[test]
@@ -253,7 +225,7 @@ mod tests {
         let cluster = cluster();
         let ports: Vec<_> = (1..=100).map(|n| json!({ "name": format!("p{n}"), "port": n })).collect();
         let services = ["a", "b", "c"].map(|name| manifest(name, json!({ "ports": ports })));
-        let planned = plan(&cluster, "", &services);
+        let planned = plan(&cluster, &services);
         assert_eq!((planned.changes.len(), planned.change_count, planned.losing_count), (256, 300, 0));
     }
 }

@@ -628,12 +628,9 @@ pub struct NodeSet {
 /// At most 1 MiB, with at most 64 objects.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PlanRequest {
-    /// JSON values, one after the other: Services, EndpointSlices, and lists of them
+    /// JSON values, one after the other: Services and EndpointSlices
     #[prost(string, tag = "1")]
     pub documents: ::prost::alloc::string::String,
-    /// count this node only; empty: all nodes
-    #[prost(string, tag = "2")]
-    pub node: ::prost::alloc::string::String,
 }
 #[derive(serde::Serialize)]
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -655,7 +652,7 @@ pub struct PlanResponse {
     /// VIPs and node ports that a service port would claim in vain, and does not now
     #[prost(uint64, tag = "6")]
     pub conflict_count: u64,
-    /// documents that are not used, and why; the first 64
+    /// documents that are not used, and why
     #[prost(string, repeated, tag = "7")]
     pub ignored: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }

@@ -23,7 +23,7 @@ proptest! {
         for (update, take_changes) in history {
             index.apply(update.clone());
             untouched.apply(update);
-            index.plan(objects.clone(), None).unwrap();
+            index.plan(objects.clone()).unwrap();
             prop_assert_eq!(&index.dirty, &untouched.dirty);
             prop_assert_eq!(&index.claims, &untouched.claims);
             prop_assert_eq!(&index.limited, &untouched.limited);
@@ -50,7 +50,7 @@ proptest! {
         let before = views.clone();
         let created = index.services.get(&service.name).and_then(|service| service.created);
         let service = ServiceObject { created, ..service };
-        let plan = index.plan(vec![parsed(service.clone())], None).unwrap();
+        let plan = index.plan(vec![parsed(service.clone())]).unwrap();
         index.apply(put(service));
         apply_changes(&mut index, &mut views);
         let keys: BTreeSet<_> = before.keys().chain(views.keys()).collect();
@@ -80,7 +80,7 @@ proptest! {
         if index.nodes.is_empty() {
             return Ok(());
         }
-        let plan = index.plan(vec![parsed.clone()], None).unwrap();
+        let plan = index.plan(vec![parsed.clone()]).unwrap();
         index.apply(SourceUpdate::Apply(parsed));
         apply_changes(&mut index, &mut views);
         let keys: BTreeSet<_> = before.keys().chain(views.keys()).collect();
@@ -126,8 +126,8 @@ fn endpoints_before_count_as_well() {
         without.push(parsed(ServiceObject { ports: renamed.collect(), ..object }));
     }
     index.take_changes();
-    assert_eq!(index.plan(without[..1].to_vec(), None).unwrap().change_count, 11);
-    let error = index.plan(without, None).unwrap_err();
+    assert_eq!(index.plan(without[..1].to_vec()).unwrap().change_count, 11);
+    let error = index.plan(without).unwrap_err();
     assert!(error.contains("more than 200000 endpoints are affected, before and after"), "{error}");
 }
 
@@ -137,7 +137,7 @@ fn each_new_claim_in_vain_counts() {
     let owner = ServiceObject { load_balancer_ips: ips.clone(), ..service("owner", "10.96.0.1") };
     let claims = ServiceObject { external_ips: ips, ..service("new", "10.96.0.2") };
     let (mut index, _) = indexed([put(owner.clone())]);
-    let plan = |index: &mut Index, service: &ServiceObject| index.plan(vec![parsed(service.clone())], None).unwrap();
+    let plan = |index: &mut Index, service: &ServiceObject| index.plan(vec![parsed(service.clone())]).unwrap();
     assert_eq!(plan(&mut index, &claims).conflict_count, 20, "also those that are not described");
     index.apply(put(claims.clone()));
     index.take_changes();

@@ -204,7 +204,7 @@ impl Client {
         let mut client = FairleadClient::new(self.channel.clone());
         // Larger than other requests may be.
         let documents = " ".repeat(64 << 10);
-        Ok(client.plan(self.request(v1::PlanRequest { documents, node: "node-a".to_owned() })).await?.into_inner())
+        Ok(client.plan(self.request(v1::PlanRequest { documents })).await?.into_inner())
     }
 
     fn request<T>(&self, message: T) -> Request<T> {
