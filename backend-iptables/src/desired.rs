@@ -8,5 +8,5 @@ mod service;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use base::{Base, base, hooks, localnet_guard};
+pub(crate) use base::{Base, base, hooks, is_only_our_hook, localnet_guard};
 pub(crate) use service::{Desired, desired};

@@ -5,7 +5,7 @@ use backend::dataplane::{
     DataplaneOptions, DrainedRedirect, InvalidPackets, LocalhostNodePorts, PodMatch, loopback, service_cidrs,
 };
 use ipnet::IpNet;
-use iptables::{ChainSpec, Hook, Table};
+use iptables::{ChainSpec, Hook, Table, target};
 use proto::model::{ClusterInfo, IpFamily, NodeInfo, Protocol};
 
 use super::rule::{MatchSense, RuleBuilder};
@@ -85,6 +85,11 @@ pub(crate) fn hooks() -> Vec<Hook> {
         chains.iter().map(move |chain| Hook { table, chain, rule: rule.clone() })
     })
     .collect()
+}
+
+/// Whether kube-proxy does not have this hook: its chains have the same names, and its other hooks the same rules.
+pub(crate) fn is_only_our_hook(hook: &Hook) -> bool {
+    hook.table == Table::Filter && hook.chain == "OUTPUT" && target(&hook.rule) == Some(names::EXTERNAL_SERVICES)
 }
 
 fn chain(table: Table, name: &str, rules: impl Into<Vec<String>>) -> ChainSpec {

@@ -5,11 +5,11 @@ use std::{
     iter::repeat_n,
 };
 
-use iptables::{ChainSpec, Table, target};
+use iptables::{ChainSpec, Hook, Table, target};
 
 use super::{Edit, Plan, RuleEdit};
 use crate::{
-    desired::{Base, hooks},
+    desired::{Base, hooks, is_only_our_hook},
     names,
     observed::Observed,
     table::{FixedRules, SharedChain, TABLES},
@@ -73,9 +73,13 @@ pub(super) fn rebase(plan: &mut Plan, old: &Base, new: &Base) -> Vec<ChainSpec> 
     unneeded.cloned().collect()
 }
 
-/// Deletes the chains that only Fairlead creates and that no chain with a name of kube-proxy leads to.
+/// Deletes the chains that only Fairlead creates and that no chain with a name of kube-proxy leads to, and the hooks
+/// that only Fairlead has.
 pub(crate) fn remove_unshared(observed: &Observed) -> Plan {
     let mut plan = Plan::default();
+    for hook in hooks().iter().filter(|hook| is_only_our_hook(hook)) {
+        plan.delete_hook(observed, hook);
+    }
     for table in TABLES {
         let of_table = |(of, name, rules)| (of == table).then_some((name, rules));
         let chains: BTreeMap<&str, &[String]> = observed.ours().filter_map(of_table).collect();
@@ -95,7 +99,7 @@ pub(crate) fn remove_unshared(observed: &Observed) -> Plan {
 pub(crate) fn remove(observed: &Observed) -> Plan {
     let mut plan = Plan::default();
     for hook in &hooks() {
-        plan.deletions.extend(repeat_n(RuleEdit::of_hook(hook, Edit::Delete), observed.hook_count(hook)));
+        plan.delete_hook(observed, hook);
     }
     for (table, name, rules) in observed.ours() {
         if !observed.is_used(table, name) {
@@ -105,4 +109,11 @@ pub(crate) fn remove(observed: &Observed) -> Plan {
         }
     }
     plan
+}
+
+impl Plan {
+    /// Deletes all copies of a hook.
+    fn delete_hook(&mut self, observed: &Observed, hook: &Hook) {
+        self.deletions.extend(repeat_n(RuleEdit::of_hook(hook, Edit::Delete), observed.hook_count(hook)));
+    }
 }

@@ -155,6 +155,29 @@ async fn chains_that_kube_proxy_uses_are_kept() {
     assert!(removed.contains(&"FAIRLEAD-NODEPORTS".to_owned()) && kept.contains("KUBE-SERVICES"), "{removed:?}");
 }
 
+/// A roll back to kube-proxy: of the hooks, only the one that it does not have is deleted, also a copy of it.
+#[tokio::test]
+async fn hook_that_kube_proxy_does_not_have_is_deleted() {
+    let kernel = with(&many(3)).await;
+    let hooks = || -> Vec<String> {
+        let ruleset = kernel.ruleset(IpFamily::V4);
+        let built_in = ruleset.chains().filter(|(_, _, chain)| chain.policy.is_some());
+        let lines = |(table, name, chain): (Table, &str, &iptables::Chain)| -> Vec<String> {
+            chain.rules.iter().map(|rule| format!("{table} -A {name} {rule}")).collect()
+        };
+        built_in.flat_map(lines).collect()
+    };
+    let mut before = hooks();
+    let hook = "OUTPUT -m conntrack --ctstate NEW -m comment --comment \"kubernetes externally-visible service portals\" \
+                -j KUBE-EXTERNAL-SERVICES";
+    kernel.change_by_other(IpFamily::V4, &format!("*filter\n-A {hook}\nCOMMIT\n"));
+    let mut plane = IptablesDataPlane::new(kernel.clone(), DataplaneOptions::default());
+    plane.remove_unshared(IpFamily::V4).await.unwrap();
+    before.retain(|line| *line != format!("filter -A {hook}"));
+    assert_eq!(before.len(), 12);
+    assert_eq!(hooks(), before);
+}
+
 /// iptables-restore is killed after any transaction: the next reconcile completes the change.
 #[tokio::test]
 async fn reconciling_after_an_incomplete_script() {

@@ -63,7 +63,8 @@ pub fn back_to_kube_proxy(backend: Backend) {
     });
     traffic.finish();
     let left = backend.rules(&node);
-    let is_ours = |line: &&String| line.contains("FAIRLEAD-") || line.ends_with(" fairlead {");
+    let is_our_hook = |line: &str| line.starts_with("-A OUTPUT ") && line.ends_with("-j KUBE-EXTERNAL-SERVICES");
+    let is_ours = |line: &&String| line.contains("FAIRLEAD-") || line.ends_with(" fairlead {") || is_our_hook(line);
     assert_eq!(left.iter().find(is_ours), None);
     assert!(left.iter().any(|line| line.contains("KUBE-SVC-") || line.contains("kube-proxy")), "{left:#?}");
 }
