@@ -16,7 +16,10 @@ use backend::{
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info};
 
-use super::diff::{self, kube_proxy};
+use super::diff::{
+    self,
+    kube_proxy::{self, NOT_COMPARED},
+};
 
 /// The interval of comparisons without a commit: other programs write to the kernel, too.
 const COMPARE_INTERVAL: Duration = Duration::from_secs(30);
@@ -70,6 +73,9 @@ impl<P: DryRunPlane> Shadow<P> {
                 kube_proxy_documented_differences = documented,
                 "shadow: would write {writes}"
             );
+            if self.logged.is_none() {
+                info!("shadow: kube-proxy's rules, {NOT_COMPARED}");
+            }
             for Difference { kind, subsystem, object, service_port } in
                 comparison.differences.iter().take(LOGGED_DIFFERENCES)
             {

@@ -35,7 +35,7 @@ pub(crate) struct KubeProxyReport {
     differences: Vec<VipDifference>,
     /// VIPs whose difference docs/semantics.md documents.
     documented: Vec<VipDifference>,
-    notes: Vec<&'static str>,
+    notes: [&'static str; 1],
 }
 
 /// A VIP that is served differently.
@@ -77,10 +77,9 @@ const IPVS_LOCAL: &str = "under policy Local, kube-proxy's ipvs mode treats pods
                           local endpoint uses endpoints on other nodes";
 const ADDRESS_IN_USE: &str =
     "the address is a cluster IP or belongs to the node, so Fairlead does not let a Service claim it";
-const ALL_ADDRESSES: &str = "node ports: kube-proxy's iptables and ipvs modes serve them at all addresses of the node, \
-                             Fairlead at the primary address of each IP family unless --nodeport-addresses is set";
-const NOT_COMPARED: &str =
-    "not compared: masquerading, source ranges, session affinity, and ports and addresses without a Service";
+pub(crate) const NOT_COMPARED: &str = "not compared: the addresses at which node ports answer, whether packets reach the \
+                                       rules (hooks), masquerading, source ranges, session affinity, and ports and \
+                                       addresses without a Service";
 
 /// Reads kube-proxy's rules in this network namespace, and compares them.
 pub(crate) async fn compare(state: &NodeState) -> Result<KubeProxyReport> {
@@ -92,11 +91,7 @@ impl KubeProxyReport {
         let mut ours = fairlead_vips(state);
         let modes: BTreeSet<_> = rules.values().map(|served| served.mode).collect();
         let mut report =
-            Self { modes, equal: 0, differences: Vec::new(), documented: Vec::new(), notes: vec![NOT_COMPARED] };
-        let has_node_ports = rules.keys().any(|vip| matches!(vip.vip, Vip::NodePort { .. }));
-        if has_node_ports && report.modes.iter().any(|mode| *mode != "nftables") {
-            report.notes.push(ALL_ADDRESSES);
-        }
+            Self { modes, equal: 0, differences: Vec::new(), documented: Vec::new(), notes: [NOT_COMPARED] };
         let addresses_in_use = addresses_in_use(state);
         for (vip, theirs) in rules {
             let ours = ours.remove(&vip);

@@ -58,7 +58,7 @@ fn equal_rules_have_no_differences() {
     assert!(report.is_as_documented(), "{}", report.text());
     assert_eq!((report.equal, report.documented.len()), (4, 0));
     assert_eq!(report.notes, [NOT_COMPARED]);
-    assert_eq!(KubeProxyReport::new(&state(), equal_vips("iptables")).notes, [NOT_COMPARED, ALL_ADDRESSES]);
+    assert!(report.text().contains("note: not compared: the addresses at which node ports answer, "));
 }
 
 #[test]
