@@ -17,7 +17,7 @@ use proto::{
 use xxhash_rust::xxh64::xxh64;
 
 use super::StoredState;
-use crate::{NodeState, disk};
+use crate::{NodeState, RejectedOperation, disk};
 
 /// Identifies the format and, with its last byte, the version.
 const MAGIC: &[u8; 8] = b"FlState1";
@@ -81,6 +81,9 @@ impl StoredState {
             match take_message(&mut file)? {
                 ServerMessage::Batch(batch) => rejected.append(&mut state.apply(batch.operations)),
                 ServerMessage::Bookmark(revision, digest) => {
+                    if let Some(RejectedOperation::OtherNode(name)) = rejected.first() {
+                        bail!("it is the state file of node {name}, and this is node {node}");
+                    }
                     let reason = rejected.first().map(|first| format!(": {first}")).unwrap_or_default();
                     ensure!(state.digests().total() == digest, "the state differs from its digest{reason}");
                     break revision;

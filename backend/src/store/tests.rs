@@ -127,9 +127,11 @@ fn flipped_bit_is_detected() {
 #[tokio::test(start_paused = true)]
 async fn file_of_another_node_or_without_content_is_replaced() {
     let (_dir, path) = file();
-    let stored = mk_stored(&mk_state().build(), EPOCH, 1);
+    let stored = mk_stored(&mk_state().node_addresses(["192.0.2.1"]).build(), EPOCH, 1);
     store(&path, &stored).await;
     assert_eq!(Store::open(StateFile::local(&path), "another").await.1, None);
+    let error = StoredState::decode("another", stored.encode()).unwrap_err();
+    assert_eq!(error.to_string(), format!("it is the state file of node {NODE_NAME}, and this is node another"));
 
     fs::write(&path, "not a state file").unwrap();
     assert_eq!(open(&path).await.1, None);
