@@ -86,19 +86,29 @@ impl Document {
             _ => bail!("{name}: missing, or not text"),
         };
         let (api_version, kind) = (text_field(&mut fields, "apiVersion")?, text_field(&mut fields, "kind")?);
-        if (api_version.as_str(), kind.as_str()) == ("v1", "ConfigMap") {
-            return Self::of_config_map(&fields);
+        match (api_version.as_str(), kind.as_str()) {
+            ("v1", "ConfigMap") => Self::of_config_map(&fields),
+            ("v1", "List") => Self::of_list(&fields),
+            _ => Ok(Self { kind: Kind::of(&api_version, &kind)?, fields }),
         }
-        Ok(Self { kind: Kind::of(&api_version, &kind)?, fields })
+    }
+
+    /// The configuration in the ConfigMap of a list, such as the output of `kubectl get daemonset,configmap`.
+    fn of_list(list: &Map<String, Value>) -> Result<Self> {
+        let mut items = list.get("items").and_then(Value::as_array).into_iter().flatten();
+        let is_config_map = |item: &&Value| item.get("kind").is_some_and(|kind| kind == "ConfigMap");
+        let config_map = items.find(is_config_map).and_then(Value::as_object);
+        Self::of_config_map(config_map.context("items: the List contains no ConfigMap")?)
     }
 
     /// The configuration in a ConfigMap.
     fn of_config_map(config_map: &Map<String, Value>) -> Result<Self> {
         let data = config_map.get("data").and_then(Value::as_object).context("data: missing in the ConfigMap")?;
         let known = [KUBE_PROXY_API_VERSION, API_VERSION];
-        let is_configuration = |text: &str| known.iter().any(|version| text.contains(version));
-        let found = data.get(KUBEADM_KEY).into_iter().chain(data.values()).filter_map(Value::as_str);
-        let text = found.into_iter().find(|text| is_configuration(text));
+        let is_configuration = |text: &&str| known.iter().any(|version| text.contains(version));
+        // That of the known key is a configuration, even one that cannot be read.
+        let of_key = data.get(KUBEADM_KEY).and_then(Value::as_str);
+        let text = of_key.or_else(|| data.values().filter_map(Value::as_str).find(is_configuration));
         Self::parse(text.context("data: the ConfigMap contains no configuration")?)
     }
 }
@@ -132,6 +142,8 @@ mod tests {
             ("a: 1", "apiVersion: missing"),
             ("apiVersion: v1\nkind: Pod", "is not a configuration"),
             ("apiVersion: v1\nkind: ConfigMap\ndata: {a: b}", "contains no configuration"),
+            ("apiVersion: v1\nkind: ConfigMap\ndata: {config.conf: 'mode: ipvs'}", "apiVersion: missing"),
+            ("apiVersion: v1\nkind: List\nitems: [{kind: DaemonSet}]", "contains no ConfigMap"),
         ] {
             let error = format!("{:#}", Document::parse(text).unwrap_err());
             assert!(error.contains(part), "{error}");
@@ -144,8 +156,11 @@ mod tests {
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "kube-proxy" },
             "data": { "kubeconfig.conf": "kind: Config\n", "config.conf": format!("{HEAD}mode: ipvs\n") },
         });
-        let document = Document::parse(&map.to_string()).unwrap();
-        assert_eq!((document.kind, &document.fields["mode"]), (Kind::KubeProxy, &"ipvs".into()));
+        let list = serde_json::json!({ "apiVersion": "v1", "kind": "List", "items": [{ "kind": "DaemonSet" }, map] });
+        for text in [map.to_string(), list.to_string()] {
+            let document = Document::parse(&text).unwrap();
+            assert_eq!((document.kind, &document.fields["mode"]), (Kind::KubeProxy, &"ipvs".into()));
+        }
     }
 
     #[test]
