@@ -71,10 +71,8 @@ async fn own_backends(backend: BackendName) -> Result<Vec<Finding>> {
         if of == backend {
             return found;
         }
-        let fix = format!(
-            "run `fairlead cleanup --backend {name}`, or check with --backend {name} if that backend runs here"
-        );
-        found.warn("its rules serve the same VIPs, and no process updates them", fix)
+        let fix = format!("run `fairlead cleanup --backend {name}`, or check with --backend {name} if it runs");
+        found.warn("its rules serve the same VIPs, and no process updates them unless that backend runs here", fix)
     };
     Ok(programmed().await?.into_iter().map(finding).collect())
 }
