@@ -5,8 +5,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::model::{Epoch, IpFamily, Operation, PerFamily, Revision, ServicePortFailure};
+use proto::{
+    model::{Epoch, IpFamily, Operation, PerFamily, Revision, ServicePortFailure},
+    state::ServicePortChange,
+};
 use tokio::time::Instant;
+
+use crate::ServicePortState;
 
 /// The progress of a backend process. Counters are since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,6 +31,8 @@ pub struct Progress {
     pub(crate) unfinished: usize,
     /// The IP families that the kernel cannot program, and why.
     pub(crate) unusable_families: Vec<(IpFamily, String)>,
+    /// The service ports with VIPs of each family, up to the programmed revision.
+    pub(crate) with_vips: PerFamily<usize>,
     /// The deviations from the protocol.
     pub protocol: ProtocolCounters,
     /// How often losses were withheld because they exceed the loss limit.
@@ -92,6 +99,38 @@ pub struct ProtocolCounters {
 pub(crate) struct NoLocalEndpoints {
     pub(crate) internal: usize,
     pub(crate) external: usize,
+}
+
+impl Progress {
+    /// Counts the service ports with VIPs, with what has been programmed.
+    pub(crate) fn count_vips(&mut self, changes: &[ServicePortChange<'_>]) {
+        for ServicePortChange { before, after, .. } in changes {
+            for family in IpFamily::ALL {
+                let has_vips = |ServicePortState { port, .. }: &ServicePortState| {
+                    port.cluster_ips[family].is_some() || port.external_policy_ips(family).next().is_some()
+                };
+                let [before, after] = [before, after].map(|service| usize::from(service.is_some_and(has_vips)));
+                let count = &mut self.with_vips[family];
+                *count = *count + after - before;
+            }
+        }
+    }
+
+    /// Whether the kernel can program a family.
+    pub(crate) fn is_usable(&self, family: IpFamily) -> bool {
+        self.unusable_families.iter().all(|(of, _)| *of != family)
+    }
+
+    /// The families with VIPs that the kernel cannot program, and why.
+    pub(crate) fn unserved_families(&self) -> impl Iterator<Item = &(IpFamily, String)> {
+        self.unusable_families.iter().filter(|(family, _)| self.with_vips[*family] > 0)
+    }
+
+    /// Whether there are VIPs, and none of them is served.
+    pub(crate) fn serves_nothing(&self) -> bool {
+        let mut with_vips = IpFamily::ALL.into_iter().filter(|family| self.with_vips[*family] > 0);
+        self.unserved_families().next().is_some() && with_vips.all(|family| !self.is_usable(family))
+    }
 }
 
 impl ChangeCounts {

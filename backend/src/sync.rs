@@ -71,7 +71,7 @@ pub(crate) struct Programmed {
     unfinished: BTreeSet<ServicePortKey>,
     /// The service ports that cannot be programmed, and the health-check node ports that are not served.
     failures: Vec<ServicePortFailure>,
-    /// What does not work on the node, for people; at most one text for each IP family.
+    /// Which VIPs are not served as a whole, for people: at most one text for each IP family.
     degraded: Vec<String>,
 }
 

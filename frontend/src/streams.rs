@@ -71,7 +71,7 @@ pub(crate) struct StreamStatus {
     pub(crate) failures: Arc<[ServicePortFailure]>,
     /// The Services of which a port is not in the kernel of the node.
     pub(crate) failing_services: Arc<BTreeSet<ObjectName>>,
-    /// What does not work on the node.
+    /// Which VIPs are not served as a whole on the node.
     pub(crate) degraded: Vec<String>,
     /// The Node was deleted since the stream was opened: a Node of the same name is another one.
     pub(crate) is_of_deleted_node: bool,

@@ -283,7 +283,9 @@ impl HealthCheckServers {
                 }
                 let (checks, progress) = (self.checks.clone(), self.progress.clone());
                 let serving = http::serve(socket, "health checks", self.connections.clone(), move |_| {
-                    answer(checks.borrow().get(check_port), progress.borrow().is_alive())
+                    let progress = progress.borrow();
+                    let is_healthy = progress.is_alive() && progress.is_usable(family);
+                    answer(checks.borrow().get(check_port), is_healthy)
                 });
                 let mut task = JoinSet::new();
                 // Dropping it closes all connections.
@@ -364,8 +366,8 @@ struct AnswerBody<'a> {
     service_proxy_healthy: bool,
 }
 
-/// 200 when the node has endpoints of the Service and syncs have not been failing for too long: a single failed write
-/// must not take the node out of all load balancers.
+/// 200 when the node has endpoints of the Service, the family is programmed, and syncs have not been failing for too
+/// long: a single failed write must not take the node out of all load balancers.
 fn answer(check: Option<Check<'_>>, healthy: bool) -> Response<String> {
     let Some(Check { service, local_endpoints }) = check else {
         // The Service was removed just now, and the listener is about to be closed.

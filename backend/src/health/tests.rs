@@ -158,6 +158,22 @@ fn each_family_has_its_own_answer() {
     });
 }
 
+/// Traffic of that family reaches no endpoint through the node.
+#[test]
+fn answer_is_unhealthy_in_a_family_that_is_not_programmed() {
+    run(|| async {
+        let fixture = start();
+        fixture.progress.send_modify(|progress| {
+            progress.unusable_families = vec![(IpFamily::V6, "no such table".to_owned())];
+        });
+        fixture.publish(&state(&["10.244.1.1:80", "[fd00:244::1]:80"]));
+        assert_eq!(eventually(IpFamily::V4).await, answer(200, 1, "true"));
+        assert_eq!(eventually(IpFamily::V6).await, answer(503, 1, "false"));
+        fixture.progress.send_modify(|progress| progress.unusable_families.clear());
+        assert_eq!(ask(IpFamily::V6).await.unwrap(), answer(200, 1, "true"));
+    });
+}
+
 #[test]
 fn count_changes_without_reopening_the_port() {
     run(|| async {

@@ -2,9 +2,9 @@
 //!
 //! | path | 200 when |
 //! |---|---|
-//! | `/healthz` | the kernel contains a state, the process is alive, and the node is not about to be removed |
+//! | `/healthz` | as `/readyz`, the process is alive, and the node is not about to be removed |
 //! | `/livez` | the process is alive: no sync fails or hangs for too long |
-//! | `/readyz` | the kernel contains a state |
+//! | `/readyz` | the kernel contains a state, and VIPs of it are served if it has any |
 //!
 //! A backend that has never reached a frontend is neither healthy nor ready, but alive: a restart would not help.
 
@@ -39,7 +39,8 @@ struct HealthBody {
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
     healthy: bool,
-    /// One sync programs both families. One that the kernel cannot program is not healthy, but the process is.
+    /// One sync programs both families. One that the kernel cannot program is not healthy; the process is, unless all
+    /// VIPs are in that family.
     status: BTreeMap<&'static str, FamilyStatus>,
 }
 
@@ -58,10 +59,10 @@ impl Observer {
             return text(StatusCode::METHOD_NOT_ALLOWED, "GET only\n");
         }
         let progress = self.progress.borrow();
-        let (is_alive, is_programmed) = (progress.is_alive(), progress.programmed.is_some());
+        let (is_alive, is_ready) = (progress.is_alive(), progress.is_ready());
         match request.uri().path() {
             "/healthz" => {
-                let is_healthy = is_alive && is_programmed;
+                let is_healthy = is_alive && is_ready;
                 let ok = is_healthy && progress.eligible;
                 Metrics::answered(&self.metrics.healthz, ok);
                 answer(ok, &HealthBody::of(&progress, is_healthy, Some(progress.eligible)))
@@ -70,16 +71,19 @@ impl Observer {
                 Metrics::answered(&self.metrics.livez, is_alive);
                 answer(is_alive, &HealthBody::of(&progress, is_alive, None))
             }
-            "/readyz" if is_programmed => text(StatusCode::OK, &ready(&progress)),
-            "/readyz" => {
-                text(StatusCode::SERVICE_UNAVAILABLE, "not ready: the kernel contains no state of this node yet\n")
-            }
+            "/readyz" if is_ready => text(StatusCode::OK, &ready(&progress)),
+            "/readyz" => text(StatusCode::SERVICE_UNAVAILABLE, &ready(&progress)),
             _ => text(StatusCode::NOT_FOUND, "not found; the paths are /healthz, /livez and /readyz\n"),
         }
     }
 }
 
 impl Progress {
+    /// Whether the kernel contains a state. A node on which no VIP is served is not ready either.
+    fn is_ready(&self) -> bool {
+        self.programmed.is_some() && !self.serves_nothing()
+    }
+
     /// Whether no sync fails or hangs for too long.
     pub(crate) fn is_alive(&self) -> bool {
         let since = |time: Option<Instant>| time.map_or(Duration::ZERO, |time| time.elapsed());
@@ -97,9 +101,9 @@ impl HealthBody {
         let now = SystemTime::now();
         // A healthy kernel is up to date now.
         let last_updated = if healthy { Some(now) } else { progress.last_success }.map(rfc3339).unwrap_or_default();
-        let status = |family| {
-            let is_usable = progress.unusable_families.iter().all(|(of, _)| *of != family);
-            FamilyStatus { last_updated: last_updated.clone(), healthy: healthy && is_usable }
+        let status = |family| FamilyStatus {
+            last_updated: last_updated.clone(),
+            healthy: healthy && progress.is_usable(family),
         };
         let status = IpFamily::ALL.into_iter().map(|family| (family.name(), status(family))).collect();
         Self { last_updated, current_time: rfc3339(now), node_eligible, healthy, status }
@@ -108,9 +112,14 @@ impl HealthBody {
 
 /// The body of `/readyz`.
 fn ready(progress: &Progress) -> String {
+    let answer = match progress.programmed {
+        Some(_) if progress.is_ready() => "ready",
+        Some(_) => "not ready: no VIP is served",
+        None => "not ready: the kernel contains no state of this node yet",
+    };
     let degraded = progress.unusable_families.iter();
     let degraded: String = degraded.map(|(family, reason)| format!("{family} is not programmed: {reason}\n")).collect();
-    format!("ready\n{degraded}")
+    format!("{answer}\n{degraded}")
 }
 
 fn answer(ok: bool, body: &HealthBody) -> Response<String> {

@@ -6,7 +6,7 @@ use hyper::{
     Request, StatusCode,
     header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
 };
-use proto::model::{Epoch, Revision, ServicePortFailure};
+use proto::model::{Epoch, IpFamily, PerFamily, Revision, ServicePortFailure};
 use serde_json::Value;
 use tokio::time::{Instant, advance};
 
@@ -91,6 +91,35 @@ async fn node_about_to_be_removed_is_alive_but_not_healthy() {
     let body = backend.body("/healthz");
     assert_eq!((&body["healthy"], &body["nodeEligible"]), (&true.into(), &false.into()), "{body}");
     assert_eq!(backend.body("/livez").get("nodeEligible"), None);
+}
+
+/// A node without IPv6 serves the IPv4 VIPs of Services that have both.
+#[tokio::test(start_paused = true)]
+async fn node_is_not_healthy_if_the_only_family_with_vips_cannot_be_programmed() {
+    let backend = mk_loop();
+    backend.programmed();
+    let [v4, v6] = IpFamily::ALL;
+    for (unusable, with_vips, expected) in [
+        (v6, [2, 0], 200),
+        (v6, [2, 2], 200),
+        (v4, [2, 1], 200),
+        (v4, [2, 0], 503),
+        (v6, [0, 1], 503),
+        (v6, [0, 0], 200),
+    ] {
+        backend.iterate(|progress| {
+            progress.unusable_families = vec![(unusable, "no such table".to_owned())];
+            progress.with_vips = PerFamily { v4: with_vips[0], v6: with_vips[1] };
+        });
+        assert_eq!(backend.statuses(), [expected, 200, expected], "{unusable} {with_vips:?}");
+        let body = backend.body("/healthz");
+        assert_eq!(body["status"][unusable.name()]["healthy"], false, "{body}");
+        let ready = backend.observer.health(&request("/readyz")).into_body();
+        let answer = if expected == 200 { "ready" } else { "not ready: no VIP is served" };
+        assert_eq!(ready, format!("{answer}\n{unusable} is not programmed: no such table\n"));
+    }
+    backend.iterate(|progress| progress.unusable_families.clear());
+    assert_eq!(backend.statuses(), [200, 200, 200]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -27,7 +27,7 @@ use tracing::{info, warn};
 
 use super::{
     MAX_IDLE, Position, Programmed, Reporter, Target,
-    reporter::{describe_unusable, log_failures},
+    reporter::{describe_unserved, log_failures},
 };
 use crate::{
     Backend, Changes, Drift, NodeState, SyncReport,
@@ -360,13 +360,14 @@ impl<B: Backend> Programmer<B> {
         if current.is_confirmed {
             self.flows.record(PendingFlows::confirmed);
         }
+        let degraded = describe_unserved(&self.reporter.progress.borrow());
         self.programmed.send_modify(|programmed| {
             programmed.number = current.number;
             programmed.complete = complete.complete;
             programmed.failures = failures;
+            programmed.degraded = degraded;
             if let Some(report) = report {
                 programmed.unfinished = report.unfinished.unwrap_or_default();
-                programmed.degraded = describe_unusable(&report.unusable_families);
             }
         });
     }

@@ -141,6 +141,7 @@ impl Reporter {
             progress.error = None;
             progress.lock_wait += *lock_wait;
             count_no_local(&mut progress.no_local, completed);
+            progress.count_vips(completed);
             progress.unusable_families.clone_from(unusable_families);
             progress.unfinished = unfinished.as_ref().map_or(0, BTreeSet::len);
             progress.last_success = Some(SystemTime::now());
@@ -208,9 +209,9 @@ fn log_unusable_families(before: &[(IpFamily, String)], now: &[(IpFamily, String
     }
 }
 
-/// What acks tell the frontend of these families.
-pub(super) fn describe_unusable(families: &[(IpFamily, String)]) -> Vec<String> {
-    families.iter().map(|(family, reason)| format!("{family} is not programmed: {reason}")).collect()
+/// What acks tell the frontend of VIPs that are not served because of their family.
+pub(super) fn describe_unserved(progress: &Progress) -> Vec<String> {
+    progress.unserved_families().map(|(family, reason)| format!("{family} is not programmed: {reason}")).collect()
 }
 
 fn milliseconds(duration: Duration) -> f64 {

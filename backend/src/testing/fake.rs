@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Result, bail};
 use proto::{
-    model::{ClusterInfo, NodeInfo, ServicePortFailure, ServicePortKey},
+    model::{ClusterInfo, IpFamily, NodeInfo, ServicePortFailure, ServicePortKey},
     state::ServicePorts,
 };
 use tokio::sync::{Notify, watch};
@@ -59,6 +59,7 @@ struct FakeContent {
     facts: Option<(NodeInfo, ClusterInfo)>,
     service_ports: ServicePorts,
     rejected: BTreeMap<ServicePortKey, ServicePortFailure>,
+    unusable_families: Vec<(IpFamily, String)>,
     failing: Option<String>,
     delay: Duration,
     /// The most service ports that a call programs.
@@ -109,6 +110,11 @@ impl FakeKernel {
     /// Accepts a service port again.
     pub fn accept(&self, key: &ServicePortKey) {
         self.lock().rejected.remove(key);
+    }
+
+    /// Makes further calls leave out a family, for this reason.
+    pub fn leave_out(&self, family: IpFamily, reason: &str) {
+        self.lock().unusable_families = vec![(family, reason.to_owned())];
     }
 
     /// Makes each call take this long.
@@ -182,7 +188,8 @@ impl FakeContent {
     fn report(&self, state: &NodeState, writes: usize, queue: &BTreeSet<ServicePortKey>) -> SyncReport {
         let failures = self.rejected.values().filter(|failure| state.service_port(&failure.key).is_some());
         let unfinished = (!queue.is_empty()).then(|| queue.clone());
-        SyncReport { writes, failures: failures.cloned().collect(), unfinished, ..SyncReport::default() }
+        let (failures, unusable_families) = (failures.cloned().collect(), self.unusable_families.clone());
+        SyncReport { writes, failures, unfinished, unusable_families, ..SyncReport::default() }
     }
 }
 

@@ -180,7 +180,7 @@ fn node_rows(fleet: &Fleet) -> Vec<(NodeCondition, PageRow)> {
     let connected = fleet.current_backends().map(|status| {
         let condition = match status.lag() {
             lag if lag > MAX_LAG => NodeCondition::Behind,
-            _ if !status.failures.is_empty() => NodeCondition::Failing,
+            _ if !status.failures.is_empty() || !status.degraded.is_empty() => NodeCondition::Failing,
             _ => NodeCondition::UpToDate,
         };
         (condition, node_row(condition, status, fleet))
@@ -208,6 +208,7 @@ fn node_row(condition: NodeCondition, status: &StreamStatus, fleet: &Fleet) -> P
     let (lag, failures) = (status.lag(), &status.failures);
     let known = |text: String, is_known: bool| if is_known { text } else { "–".to_owned() };
     let first_failure = failures.first().map(|failure| format!("{}: {}", failure.key, failure.reason));
+    let first_failure = status.degraded.first().cloned().or(first_failure);
     let row = PageRow::of([
         status.node.to_string(),
         state.to_owned(),

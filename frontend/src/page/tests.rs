@@ -8,6 +8,7 @@ use std::{
 };
 
 use hyper::{Request, StatusCode, header::HOST};
+use proto::model::SyncMode;
 
 use super::{
     Page, is_local_host,
@@ -18,7 +19,7 @@ use super::{
 use crate::{
     Config, Frontend,
     context::FrontendContext,
-    testing::{initial, put, service},
+    testing::{hello, initial, put, service},
 };
 
 const HOSTILE: &str = "<script>alert('1')</script>\" onload=\"x";
@@ -76,6 +77,19 @@ fn empty_tables_have_a_text() {
     }
     let filtered = render::live(&model(1, 1, "web"), &PageQuery::parse("q=other"));
     assert_eq!(filtered.matches("No rows match the filter.").count(), 2, "{filtered}");
+}
+
+#[tokio::test]
+async fn node_that_does_not_serve_an_ip_family_is_not_up_to_date() {
+    let context = FrontendContext::new(Config::default());
+    let stream = context.streams.register(&hello("node-a"), SyncMode::Snapshot);
+    let text = "IPv4 is not programmed: no such table";
+    for (degraded, state, error) in [(vec![], "up to date", ""), (vec![text.to_owned()], "failures", text)] {
+        stream.update(|status| status.degraded = degraded);
+        let model = PageModel::of(&context);
+        let [row] = &model.tables[0].rows[..] else { panic!("{model:?}") };
+        assert_eq!((row.cells[1].as_str(), row.cells[6].as_str()), (state, error), "{row:?}");
+    }
 }
 
 #[test]

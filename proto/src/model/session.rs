@@ -123,7 +123,7 @@ pub struct Ack {
     pub apply_time: Duration,
     /// All current failures, including those of earlier commits.
     pub failures: Vec<ServicePortFailure>,
-    /// What does not work on the node, for people: an IP family that the kernel cannot program.
+    /// Which VIPs are not served as a whole, for people: an IP family that has VIPs and that the kernel cannot program.
     pub degraded: Vec<String>,
 }
 

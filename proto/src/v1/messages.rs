@@ -71,8 +71,9 @@ pub struct Ack {
     /// until that is true of one.
     #[prost(uint64, tag = "5")]
     pub programmed: u64,
-    /// What does not work on the node, for people: an IP family that the kernel cannot program, and why. Everything else
-    /// in the Ack is about what works. At most 8 texts of 512 bytes.
+    /// Which VIPs are not served as a whole, for people: an IP family that has VIPs, but that the kernel cannot program,
+    /// and why. A node with such a text is not healthy. Everything else in the Ack is about what works. At most 8 texts
+    /// of 512 bytes.
     #[prost(string, repeated, tag = "6")]
     pub degraded: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }

@@ -1,5 +1,7 @@
 //! Behaviour of the backend: failures, rejected service ports, slow calls, drift, shutdown.
 
+use proto::model::IpFamily;
+
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -33,6 +35,36 @@ async fn ack_waits_until_the_backend_has_recovered() {
     assert_eq!(fixture.kernel.service_ports(), *states[2].service_ports());
     assert_eq!(fixture.kernel.calls().last(), Some(&Call::Reconcile(2)));
     assert_eq!(fixture.progress.borrow().error, None);
+    fixture.stop().await;
+}
+
+/// A node without IPv6 lacks nothing until a Service has IPv6.
+#[tokio::test(start_paused = true)]
+async fn family_that_cannot_be_programmed_is_reported_while_it_has_vips() {
+    let web = |ips: &'static [&'static str]| {
+        let web = |web: crate::testing::ServiceBuilder| ips.iter().fold(web, |web, ip| web.cluster_ip(ip));
+        mk_state().service("default/web", web).build()
+    };
+    let [v4, both, v6] = [web(&["10.96.0.1"]), web(&["10.96.0.1", "fd00:96::1"]), web(&["fd00:96::1"])];
+    let none = mk_state().build();
+    let kernel = FakeKernel::default();
+    kernel.leave_out(IpFamily::V6, "no such table");
+    let mut fixture = start(&kernel, None);
+    let mut peer = fixture.following(&v4).await;
+    let text = ["IPv6 is not programmed: no such table".to_owned()];
+    let steps =
+        [(&both, &text[..], false), (&v6, &text[..], true), (&none, &text[..0], false), (&both, &text[..], false)];
+    let mut before = &v4;
+    for (revision, (state, degraded, serves_nothing)) in (2..).zip(steps) {
+        peer.commit(revision - 1, revision, operations_between(before, state)).await;
+        let ack = peer.ack().await;
+        assert_eq!((ack.received, ack.programmed), (Revision(revision), Revision(revision)));
+        assert_eq!(ack.degraded, degraded, "{revision}");
+        assert_eq!(fixture.progress.borrow().serves_nothing(), serves_nothing, "{revision}");
+        before = state;
+    }
+    peer.commit(5, 6, operations_between(&both, &v4)).await;
+    assert!(peer.ack().await.degraded.is_empty());
     fixture.stop().await;
 }
 

@@ -54,6 +54,8 @@ pub(super) enum NodeHealth {
     Shadow,
     /// It lags behind by more than `--max-lag`.
     Behind,
+    /// VIPs of an IP family are not served as a whole.
+    Degraded,
     /// It rejected service ports.
     Failing,
     Healthy,
@@ -78,6 +80,8 @@ impl Limits {
             NodeHealth::Shadow
         } else if Duration::from_micros(status.lag_micros) > self.max_lag || status.programmed_revision < required {
             NodeHealth::Behind
+        } else if !status.degraded.is_empty() {
+            NodeHealth::Degraded
         } else if status.failure_count > 0 {
             NodeHealth::Failing
         } else {
@@ -180,7 +184,7 @@ impl NodeRow {
         match self.state {
             NodeHealth::Absent | NodeHealth::Behind => self.status.lag_micros,
             NodeHealth::Failing => self.status.failure_count,
-            NodeHealth::Shadow | NodeHealth::Healthy => 0,
+            NodeHealth::Shadow | NodeHealth::Degraded | NodeHealth::Healthy => 0,
         }
     }
 }

@@ -24,6 +24,7 @@ pub(super) fn of(overview: &Overview, args: &StatusArgs) -> Value {
             "nodes": overview.nodes.len(),
             "healthy": overview.count(NodeHealth::Healthy),
             "behind": overview.count(NodeHealth::Behind),
+            "degraded": overview.count(NodeHealth::Degraded),
             "failing": overview.count(NodeHealth::Failing),
             "without_stream": overview.count(NodeHealth::Absent),
             "shadow": overview.count(NodeHealth::Shadow),

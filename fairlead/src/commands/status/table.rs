@@ -87,7 +87,7 @@ fn state(row: &NodeRow) -> String {
         NodeHealth::Absent => Some("no stream".to_owned()),
         NodeHealth::Behind => Some("behind".to_owned()),
         NodeHealth::Shadow => Some("shadow".to_owned()),
-        NodeHealth::Failing | NodeHealth::Healthy => None,
+        NodeHealth::Degraded | NodeHealth::Failing | NodeHealth::Healthy => None,
     };
     let rejected = status.failures.first().map(|first| {
         let more = and_more(status.failure_count.saturating_sub(1));
@@ -195,8 +195,10 @@ fn summary(overview: &Overview) -> String {
         count(NodeHealth::Failing),
         count(NodeHealth::Absent),
     );
-    if count(NodeHealth::Shadow) > 0 {
-        let _ = write!(text, "; {} with only a shadow", count(NodeHealth::Shadow));
+    for (state, name) in [(NodeHealth::Degraded, "degraded"), (NodeHealth::Shadow, "with only a shadow")] {
+        if count(state) > 0 {
+            let _ = write!(text, "; {} {name}", count(state));
+        }
     }
     if overview.observers > 0 {
         let _ = write!(text, "; {} observers", overview.observers);

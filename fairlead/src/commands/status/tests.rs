@@ -255,6 +255,22 @@ fn durations_have_one_or_two_units() {
 }
 
 #[test]
+fn node_that_does_not_serve_an_ip_family_is_not_healthy() {
+    let text = "IPv4 is not programmed: no such table".to_owned();
+    let degraded = NodeStatus { degraded: vec![text], ..failing("b", 9) };
+    let overview = join(vec![("unix:/s", Ok(frontend(1, 9, vec![failing("a", 9), degraded])))], &limits());
+    assert_eq!(states(&overview), [("b", NodeHealth::Degraded), ("a", NodeHealth::Failing)]);
+    assert!(!overview.is_healthy());
+    let table = table::render(&overview, &args(&[]));
+    assert!(table.contains(", degraded: IPv4 is not programmed: no such table\n"), "{table}");
+    let summary = "2 nodes: 0 healthy, 0 behind, 1 with rejected service ports, 0 without a stream; 1 degraded\n";
+    assert!(table.contains(summary), "{table}");
+    let document = json::of(&overview, &args(&[]));
+    assert_eq!((&document["nodes"][0]["state"], &document["healthy"]), (&"degraded".into(), &false.into()));
+    assert_eq!(document["summary"]["degraded"], 1);
+}
+
+#[test]
 fn node_with_only_a_shadow_is_not_healthy() {
     let shadow = |name| NodeStatus { role: Role::Shadow.into(), ..node(name, 9) };
     let nodes = vec![node("a", 9), shadow("a"), shadow("b"), absent("b", 60)];
