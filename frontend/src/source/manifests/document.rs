@@ -103,12 +103,18 @@ impl FileContents {
     }
 
     fn add_object<R: parse::Resource>(&mut self, position: &str, mut document: Value) {
-        if document["metadata"]["name"].as_str().is_none_or(str::is_empty) {
+        let metadata = &document["metadata"];
+        if is_empty(&metadata["name"]) {
             self.add_problem(position, "metadata.name is missing; ignored");
             return;
         }
+        if !metadata["name"].is_string() {
+            self.add_problem(position, "metadata.name is not a string; ignored");
+            return;
+        }
         let namespaced = matches!(R::KIND, ObjectKind::Service | ObjectKind::EndpointSlice);
-        if namespaced && string(&document["metadata"], "namespace").is_none() {
+        // A namespace that is not a string is a problem of the object.
+        if namespaced && is_empty(&metadata["namespace"]) {
             document["metadata"]["namespace"] = DEFAULT_NAMESPACE.into();
         }
         let parsed = parse::from_json::<R>(&document);
@@ -156,6 +162,10 @@ fn json_documents(text: &str) -> Result<Vec<(String, Value)>, String> {
     let documents = serde_json::Deserializer::from_str(text).into_iter::<Value>();
     let number = |(n, document): (usize, _)| Ok((format!("document {}", n + 1), document?));
     documents.enumerate().map(number).collect::<Result<_, serde_json::Error>>().map_err(|error| error.to_string())
+}
+
+fn is_empty(value: &Value) -> bool {
+    value.is_null() || value == ""
 }
 
 fn string<'a>(document: &'a Value, field: &str) -> Option<&'a str> {

@@ -74,6 +74,22 @@ fn json() {
     assert!(FileContents::read("{", ManifestFormat::Json).unwrap_err().contains("line 1"));
 }
 
+/// YAML reads words such as `on` as another type.
+#[test]
+fn namespace_of_another_type_is_a_problem_of_the_object() {
+    for (namespace, is_used) in [("true", false), ("123", false), ("[]", false), ("null", true), ("''", true)] {
+        let contents = read(&format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: a, namespace: {namespace}}}\n\
+             spec: {{clusterIP: 10.0.0.1}}"
+        ));
+        let [parsed] = &contents.objects.values().collect::<Vec<_>>()[..] else { panic!("{contents:?}") };
+        let fields: Vec<_> = parsed.problems.iter().map(|problem| problem.field.as_str()).collect();
+        let name = if is_used { "default/a" } else { "a" };
+        assert_eq!((parsed.name.to_string().as_str(), parsed.object.is_some()), (name, is_used), "{namespace}");
+        assert_eq!(fields, ["metadata.namespace"][..usize::from(!is_used)], "{parsed:?}");
+    }
+}
+
 #[test]
 fn unsupported_documents() {
     for (document, problem) in [
@@ -97,6 +113,7 @@ fn unsupported_documents() {
         ("apiVersion: v1\nkind: Service\nmetadata: {}", "metadata.name is missing; ignored"),
         ("apiVersion: v1\nkind: Service", "metadata.name is missing; ignored"),
         ("apiVersion: v1\nkind: Service\nmetadata: text", "metadata.name is missing; ignored"),
+        ("apiVersion: v1\nkind: Service\nmetadata: {name: 123}", "metadata.name is not a string; ignored"),
     ] {
         let contents = read(&format!("{document}\n---\napiVersion: v1\nkind: Node\nmetadata: {{name: good}}\n"));
         assert_eq!(names(&contents), ["Node good"], "{document}");
