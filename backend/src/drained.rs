@@ -26,26 +26,33 @@ use proto::{
     v1::{DrainState, DrainedRequest, DrainedResponse},
 };
 use runtime::failure::chain;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until};
 
 pub use self::http::{Drains, MAX_TIMEOUT};
 #[cfg(test)]
 pub(crate) use self::metrics::DrainMetrics;
 
-/// The longest that one request to the frontends waits.
-const ROUND: Duration = Duration::from_secs(5);
-/// Between two rounds in which frontends do not wait: the first, which doubles, and the longest.
+/// How long frontends may take to answer: the first time, which doubles; the longest; and the shortest at the end, when
+/// less time is left.
+const FIRST_ROUND: Duration = Duration::from_secs(2);
+const MAX_ROUND: Duration = Duration::from_secs(8);
+const MIN_ROUND: Duration = Duration::from_millis(500);
+/// The most of a round that is left for the answer to arrive, after the time that a frontend may wait; otherwise half.
+const ARRIVAL: Duration = Duration::from_secs(3);
+/// Between the beginnings of two rounds in which frontends do not wait: the first, which doubles, and the longest.
 const PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 /// How long an address may be in no EndpointSlice: the one that names it may not have arrived yet.
 const UNKNOWN: Duration = Duration::from_secs(5);
 /// How long nodes and frontends of which nothing is known delay the answer.
 const INCOMPLETE: Duration = Duration::from_secs(10);
+/// The same for frontends that do not answer if the others speak for all nodes: the lists of these may be old.
+const SILENT: Duration = Duration::from_secs(2);
 
 /// Asks all frontends.
 pub trait AskFrontends: fmt::Debug + Send + Sync + 'static {
-    /// Returns the answer of each frontend, with its address.
-    fn ask(&self, request: DrainedRequest) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>>;
+    /// Returns the answer of each frontend, with its address. One that has not answered in this time has an error.
+    fn ask(&self, request: DrainedRequest, limit: Duration) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>>;
 }
 
 /// The address of a frontend, and its answer.
@@ -54,7 +61,7 @@ pub type FrontendAnswer = (String, Result<DrainedResponse>);
 /// What all frontends know together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Drained {
-    /// No node sends new connections to the pod, except perhaps for this many nodes of which no frontend knows.
+    /// No node sends new connections to the pod, except perhaps for nodes of which no frontend knows.
     Yes {
         /// The number of these nodes.
         absent: u64,
@@ -82,6 +89,18 @@ impl fmt::Display for NotDrained {
     }
 }
 
+impl Drained {
+    /// What is said when the time is over, although the next round might say more.
+    fn at_deadline(self) -> Self {
+        let Self::Yes { absent, silent } = self else { return self };
+        let summary = match absent {
+            0 => "frontends do not answer, or nodes change their frontend".to_owned(),
+            absent => format!("{absent} nodes are connected to no frontend that answers"),
+        };
+        Self::No(NotDrained::new(summary, &silent))
+    }
+}
+
 impl NotDrained {
     fn new(summary: impl Into<String>, details: &[String]) -> Self {
         Self { summary: summary.into(), details: details.join("; ") }
@@ -94,37 +113,37 @@ impl NotDrained {
 /// When no frontend is known.
 pub async fn wait(frontends: &dyn AskFrontends, addresses: &[IpAddr], patience: Duration) -> Result<Drained> {
     let begun = Instant::now();
+    let deadline = begun + patience;
     let addresses: Vec<_> = addresses.iter().map(pack_address).collect();
-    let (mut incomplete_since, mut pause) = (None, PAUSE);
+    let (mut incomplete_since, mut until) = (None, deadline);
+    let (mut round, mut pause) = (FIRST_ROUND, PAUSE);
     loop {
-        let remaining = patience.saturating_sub(begun.elapsed());
-        let wait_millis = u32::try_from(remaining.min(ROUND).as_millis()).unwrap_or(u32::MAX);
-        let request = DrainedRequest { addresses: addresses.clone(), wait_millis };
-        let answers = frontends.ask(request).await?;
-        let (drained, is_changing) = combined(&answers);
-        let is_over = begun.elapsed() >= patience;
-        match &drained {
-            Drained::Yes { absent, silent } => {
-                let since = *incomplete_since.get_or_insert_with(Instant::now);
-                if !is_changing || since.elapsed() >= INCOMPLETE {
-                    return Ok(drained);
-                }
-                if is_over {
-                    let summary = format!("{absent} nodes are connected to no frontend that answers");
-                    return Ok(Drained::No(NotDrained::new(summary, silent)));
-                }
-            }
-            Drained::Unknown if is_over || begun.elapsed() >= UNKNOWN => return Ok(drained),
-            Drained::No(_) if is_over => return Ok(drained),
-            Drained::Unknown | Drained::No(_) => incomplete_since = None,
+        let asked = Instant::now();
+        let limit = until.saturating_duration_since(asked).min(round).max(MIN_ROUND);
+        let wait_millis = u32::try_from((limit - (limit / 2).min(ARRIVAL)).as_millis()).unwrap_or(u32::MAX);
+        let answers = frontends.ask(DrainedRequest { addresses: addresses.clone(), wait_millis }, limit).await?;
+        let (drained, delay) = combined(&answers);
+        let since = if matches!(drained, Drained::Yes { .. }) {
+            *incomplete_since.get_or_insert(asked)
+        } else {
+            incomplete_since = None;
+            begun
+        };
+        let now = Instant::now();
+        if now >= since + delay {
+            return Ok(drained);
         }
-        sleep(pause.min(patience.saturating_sub(begun.elapsed()))).await;
-        pause = (2 * pause).min(MAX_PAUSE);
+        if now >= deadline {
+            return Ok(drained.at_deadline());
+        }
+        until = deadline.min(since + delay);
+        sleep_until(until.min(asked + pause)).await;
+        (round, pause) = ((2 * round).min(MAX_ROUND), (2 * pause).min(MAX_PAUSE));
     }
 }
 
-/// What the answers of one round say, and whether what they do not say may change soon.
-fn combined(answers: &[FrontendAnswer]) -> (Drained, bool) {
+/// What the answers of one round say, and for how long it is not the last word: the next round may say more.
+fn combined(answers: &[FrontendAnswer]) -> (Drained, Duration) {
     let error = |(address, answer): &FrontendAnswer| {
         answer.as_ref().err().map(|error| format!("{address}: {}", chain(error.as_ref())))
     };
@@ -133,21 +152,21 @@ fn combined(answers: &[FrontendAnswer]) -> (Drained, bool) {
         answers.iter().filter_map(|(address, answer)| Some((address, answer.as_ref().ok()?))).collect();
     let of_state = |state| answers.iter().filter(move |(_, answer)| answer.state() == state);
     if answers.is_empty() {
-        return (Drained::No(NotDrained::new("no frontend answers", &silent)), false);
+        return (Drained::No(NotDrained::new("no frontend answers", &silent)), MAX_TIMEOUT);
     }
     let used: Vec<_> = of_state(DrainState::InUse).flat_map(|(_, answer)| &answer.services).cloned().collect();
     if of_state(DrainState::InUse).next().is_some() {
-        return (Drained::No(NotDrained::new("may get new connections of Services", &used)), false);
+        return (Drained::No(NotDrained::new("may get new connections of Services", &used)), MAX_TIMEOUT);
     }
     if of_state(DrainState::Behind).next().is_some() {
         let count: u64 = of_state(DrainState::Behind).map(|(_, answer)| answer.behind_count).sum();
         let nodes: Vec<_> = of_state(DrainState::Behind).flat_map(|(_, answer)| &answer.behind).cloned().collect();
-        return (Drained::No(NotDrained::new(format!("nodes that are behind ({count})"), &nodes)), false);
+        return (Drained::No(NotDrained::new(format!("nodes that are behind ({count})"), &nodes)), MAX_TIMEOUT);
     }
     let unknown = of_state(DrainState::Unknown).map(|(address, _)| format!("{address}: does not know the address"));
     let unknown: Vec<_> = unknown.collect();
     if unknown.len() == answers.len() {
-        return (Drained::Unknown, false);
+        return (Drained::Unknown, UNKNOWN);
     }
     silent.extend(unknown);
     // The node that asks is one: the API server of this frontend serves an old list.
@@ -157,16 +176,17 @@ fn combined(answers: &[FrontendAnswer]) -> (Drained, bool) {
     let clusters: Vec<_> = answers.iter().filter_map(|(_, answer)| answer.cluster).collect();
     let mut programmed = NodeSet::default();
     answers.iter().filter_map(|(_, answer)| answer.programmed).for_each(|set| programmed.add(set));
-    if silent.is_empty() && clusters.iter().all(|cluster| *cluster == programmed) {
-        return (Drained::Yes { absent: 0, silent }, false);
+    if programmed.count > 0 && !clusters.is_empty() && clusters.iter().all(|cluster| *cluster == programmed) {
+        let delay = if silent.is_empty() { Duration::ZERO } else { SILENT };
+        return (Drained::Yes { absent: 0, silent }, delay);
     }
     let nodes = clusters.iter().map(|cluster| cluster.count).max().unwrap_or_default();
     let has_left = answers.iter().any(|(_, answer)| answer.left > 0);
-    let is_changing = has_left || !silent.is_empty();
+    let delay = if has_left || !silent.is_empty() { INCOMPLETE } else { Duration::ZERO };
     let stalled = |(address, answer): &(&String, &DrainedResponse)| {
         let nodes = answer.stalled.join(", ");
         (!nodes.is_empty()).then(|| format!("{address}: nodes that do not acknowledge: {nodes}"))
     };
     silent.extend(answers.iter().filter_map(stalled));
-    (Drained::Yes { absent: nodes.saturating_sub(programmed.count), silent }, is_changing)
+    (Drained::Yes { absent: nodes.saturating_sub(programmed.count), silent }, delay)
 }

@@ -19,8 +19,6 @@ use super::{FrontendAddress, Grpc, StreamError, Token, authorized, connect, expl
 /// The largest response: thousands of nodes, each with failures, and thousands of problems, or tens of thousands of
 /// endpoints of one Service.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
-/// How long a frontend may take to answer about a drain, besides the time that it is asked to wait.
-const DRAIN_PATIENCE: Duration = Duration::from_secs(3);
 
 /// What follows when a frontend to which there is a connection does not answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -167,16 +165,15 @@ fn missing_micros(request: &ChangesRequest, response: &ChangesResponse) -> u64 {
 }
 
 impl AskFrontends for Grpc {
-    fn ask(&self, request: DrainedRequest) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>> {
+    fn ask(&self, request: DrainedRequest, limit: Duration) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>> {
         Box::pin(async move {
-            self.resolve().await;
+            self.resolve_before_use().await;
             let addresses = self.addresses().in_order();
             ensure!(!addresses.is_empty(), "no address of a frontend is known");
             self.questions.retain(&addresses);
-            let patience = DRAIN_PATIENCE + Duration::from_millis(request.wait_millis.into());
             let answers = addresses
                 .into_iter()
-                .map(async |address| (address.uri.clone(), within(patience, self.drained(&address, &request)).await));
+                .map(async |address| (address.uri.clone(), within(limit, self.drained(&address, &request)).await));
             Ok(future::join_all(answers).await)
         })
     }

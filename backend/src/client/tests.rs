@@ -342,7 +342,8 @@ async fn a_lookup_ends_although_the_question_is_given_up() {
     let mut frontend = serve();
     let found = Arc::new(FakeDiscovery::default());
     let mut grpc = Grpc::new(GrpcOptions { discovery: vec![found.clone()], ..GrpcOptions::default() }).unwrap();
-    timeout(Duration::from_millis(10), grpc.ask(v1::DrainedRequest::default())).await.unwrap_err();
+    let limit = Duration::from_secs(5);
+    timeout(Duration::from_millis(10), grpc.ask(v1::DrainedRequest::default(), limit)).await.unwrap_err();
     found.set(&[&frontend]);
     let connected = async {
         while grpc.connect(mk_hello()).await.is_err() {
@@ -413,7 +414,8 @@ async fn questions_of_many_pods_share_connections() {
     let grpc = mk_grpc(&[&address]);
     for round in 1..=2 {
         let request = v1::DrainedRequest { wait_millis: 60_000, ..v1::DrainedRequest::default() };
-        let questions = (0..QUESTIONS).map(|_| crate::drained::AskFrontends::ask(&grpc, request.clone()));
+        let questions =
+            (0..QUESTIONS).map(|_| crate::drained::AskFrontends::ask(&grpc, request.clone(), Duration::from_secs(60)));
         for answers in future::join_all(questions).await {
             let [(_, answer)] = &answers.unwrap()[..] else { panic!("one frontend") };
             let error = format!("{:#}", answer.as_ref().unwrap_err());
@@ -442,7 +444,10 @@ async fn questions_of_many_pods_share_attempts_to_connect() {
     let begun = tokio::time::Instant::now();
     let questions = (0..96).map(async |_| {
         while begun.elapsed() < Duration::from_millis(500) {
-            let answers = crate::drained::AskFrontends::ask(&grpc, v1::DrainedRequest::default()).await.unwrap();
+            let answers =
+                crate::drained::AskFrontends::ask(&grpc, v1::DrainedRequest::default(), Duration::from_secs(60))
+                    .await
+                    .unwrap();
             assert!(answers[0].1.is_err());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

@@ -223,6 +223,9 @@ fn described(drained: &anyhow::Result<Drained>) -> Response<String> {
         Ok(Drained::Yes { absent: 0, silent }) if silent.is_empty() => {
             text(StatusCode::OK, "drained: no node sends new connections to this pod")
         }
+        Ok(Drained::Yes { absent: 0, .. }) => {
+            text(StatusCode::OK, "drained: no node that frontends know sends new connections to this pod")
+        }
         Ok(Drained::Yes { absent, .. }) => {
             let unknown = format!("except perhaps for {absent} nodes without a frontend");
             text(StatusCode::OK, &format!("drained: no node sends new connections to this pod, {unknown}"))

@@ -8,18 +8,22 @@ use runtime::{
     TokenBucket,
     http::{Answer, Client, OriginalDestination},
 };
+use tokio::time::sleep;
 
 use super::{
     http::{Question, is_logged},
     *,
 };
 
-/// Answers each round with the next of these; the last one is repeated.
+/// The address of a frontend that hangs.
+const HANGS: &str = "hangs";
+
+/// Answers each round with the next of these; the last one is repeated. A frontend that hangs takes the whole round.
 #[derive(Debug)]
 struct Rounds(Mutex<Vec<Vec<FrontendAnswer>>>);
 
 impl AskFrontends for Rounds {
-    fn ask(&self, request: DrainedRequest) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>> {
+    fn ask(&self, request: DrainedRequest, limit: Duration) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>> {
         Box::pin(async move {
             let answers = {
                 let mut rounds = self.0.lock().unwrap();
@@ -27,7 +31,9 @@ impl AskFrontends for Rounds {
             };
             let is_drained =
                 |(_, answer): &FrontendAnswer| answer.as_ref().is_ok_and(|it| it.state() == DrainState::Drained);
-            if !answers.iter().all(is_drained) {
+            if answers.iter().any(|(address, _)| address == HANGS) {
+                sleep(limit).await;
+            } else if !answers.iter().all(is_drained) {
                 sleep(Duration::from_millis(request.wait_millis.into())).await;
             }
             Ok(answers)
@@ -79,11 +85,19 @@ fn silent() -> FrontendAnswer {
     ("gone".to_owned(), Err(anyhow!("connection refused")))
 }
 
+fn hanging() -> FrontendAnswer {
+    (HANGS.to_owned(), Err(anyhow!("no answer")))
+}
+
 /// The result, and after how many seconds.
 async fn asked(rounds: Vec<Vec<FrontendAnswer>>) -> (Drained, u64) {
+    asked_for(rounds, 20).await
+}
+
+async fn asked_for(rounds: Vec<Vec<FrontendAnswer>>, seconds: u64) -> (Drained, u64) {
     let begun = Instant::now();
     let rounds = Rounds(Mutex::new(rounds));
-    let drained = wait(&rounds, &["10.0.0.1".parse().unwrap()], Duration::from_secs(20)).await.unwrap();
+    let drained = wait(&rounds, &["10.0.0.1".parse().unwrap()], Duration::from_secs(seconds)).await.unwrap();
     (drained, begun.elapsed().as_secs())
 }
 
@@ -122,6 +136,32 @@ async fn frontend_that_does_not_answer_delays_the_answer() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn frontend_that_does_not_answer_matters_less_if_the_others_speak_for_all_nodes() {
+    let whole = || drained(&["a", "b", "c"], 0);
+    for (other, text) in [(silent(), "gone: connection refused"), (hanging(), "hangs: no answer")] {
+        let (result, seconds) = asked(vec![vec![whole(), other]]).await;
+        assert_eq!((result, seconds), (Drained::Yes { absent: 0, silent: vec![text.to_owned()] }, 2));
+    }
+    // The pod is in use at first.
+    let (result, seconds) = asked(vec![vec![of_state(DrainState::InUse), hanging()], vec![whole(), hanging()]]).await;
+    assert!(matches!(result, Drained::Yes { absent: 0, .. }), "{result:?}");
+    assert!((2..=6).contains(&seconds), "{seconds}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn frontend_that_hangs_delays_the_answer_for_ten_seconds_or_until_the_timeout() {
+    let rounds = || vec![vec![drained(&["a", "b"], 0), hanging()]];
+    let (result, seconds) = asked(rounds()).await;
+    assert!(matches!(result, Drained::Yes { absent: 1, .. }) && seconds == 10, "{result:?} {seconds}");
+    let (result, seconds) = asked_for(rounds(), 5).await;
+    assert_eq!(seconds, 5);
+    assert_eq!(reason(result), "1 nodes are connected to no frontend that answers: hangs: no answer");
+    let (result, seconds) = asked_for(vec![vec![drained(&["a", "b", "c"], 0), hanging()]], 1).await;
+    assert_eq!(seconds, 1);
+    assert_eq!(reason(result), "frontends do not answer, or nodes change their frontend: hangs: no answer");
+}
+
+#[tokio::test(start_paused = true)]
 async fn node_without_progress_counts_like_one_that_is_absent() {
     let (address, answer) = drained(&["a", "b"], 0);
     let answer = DrainedResponse { stalled: vec!["c".to_owned()], ..answer.unwrap() };
@@ -154,7 +194,7 @@ async fn one_frontend_with_the_pod_in_use_is_enough_to_wait() {
         assert_eq!((&*reason(result), seconds), (expected, 20));
     }
     let rounds = vec![vec![whole(), of_state(DrainState::InUse)], vec![whole()]];
-    assert_eq!(asked(rounds).await, (yes(0), 5));
+    assert_eq!(asked(rounds).await, (yes(0), 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -273,6 +313,18 @@ async fn answer_to_a_pod_names_no_services_and_no_nodes() {
         let (status, text) = body(drains.answer(&request)).await;
         assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
         assert!(!text.contains("web") && !text.contains("node-7"), "{text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_counts_nodes_without_a_frontend_if_there_are_any() {
+    for (nodes, counted) in [(&["a", "b", "c"][..], false), (&["a", "b"][..], true)] {
+        let drains = Drains::new(Arc::new(Rounds(Mutex::new(vec![vec![drained(nodes, 0), silent()]]))));
+        let mut request = Request::get("/drained").body(()).unwrap();
+        request.extensions_mut().insert(Client("10.0.0.1:40000".parse().unwrap()));
+        let (status, text) = body(drains.answer(&request)).await;
+        assert_eq!((status, text.contains("except perhaps for 1 nodes")), (StatusCode::OK, counted), "{text}");
+        assert!(!text.contains(" 0 "), "{text}");
     }
 }
 

@@ -54,12 +54,11 @@ impl fmt::Debug for Frontends {
 }
 
 impl AskFrontends for Frontends {
-    fn ask(&self, request: DrainedRequest) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>> {
+    fn ask(&self, request: DrainedRequest, limit: Duration) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>> {
         Box::pin(async move {
             let asked = self.network.listening().into_iter().enumerate();
             let answers = asked.map(async |(number, Listening { frontend, shutdown, .. })| {
-                let patience = Duration::from_secs(3) + Duration::from_millis(request.wait_millis.into());
-                let answer = timeout(patience, frontend.drained(&request, shutdown)).await;
+                let answer = timeout(limit, frontend.drained(&request, shutdown)).await;
                 let answer = answer.map_err(anyhow::Error::from).and_then(|answer| answer.map_err(Into::into));
                 (format!("frontend {number}"), answer)
             });
