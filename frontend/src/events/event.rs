@@ -47,7 +47,8 @@ pub(super) struct EventParts {
     /// The object that it is on.
     pub(super) kind: ObjectKind,
     pub(super) name: ObjectName,
-    /// The Event is named `OBJECT.HASH`, with the hash of this: it exists once, whichever replica creates it.
+    /// The Event is named `OBJECT.HASH`, with the hash of this and of the UID of the object, if it has one: it exists
+    /// once, whichever replica creates it.
     pub(super) identity: String,
     pub(super) time: Timestamp,
     pub(super) r#type: &'static str,
@@ -62,11 +63,9 @@ impl From<EventParts> for Event {
             parts;
         let namespace = Some(namespace.to_string()).filter(|namespace| !namespace.is_empty());
         let object: String = name.chars().take(NAME_CHARS).collect();
-        let hash: String =
-            digest(&SHA256, identity.as_bytes()).as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         Self {
             metadata: ObjectMeta {
-                name: Some(format!("{}.{hash}", object.trim_end_matches(['.', '-']))),
+                name: Some(named(object.trim_end_matches(['.', '-']), &identity)),
                 namespace: Some(namespace.clone().unwrap_or_else(|| CLUSTER_NAMESPACE.to_owned())),
                 ..Default::default()
             },
@@ -88,6 +87,24 @@ impl From<EventParts> for Event {
             }),
             ..Default::default()
         }
+    }
+}
+
+/// The name of an Event on an object.
+fn named(object: &str, identity: &str) -> String {
+    let hash = digest(&SHA256, identity.as_bytes());
+    let hash: String = hash.as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    format!("{object}.{hash}")
+}
+
+/// Adds the UID of the object to the identity: an object that is created again has Events of its own.
+pub(super) fn add_uid(event: &mut Event, uid: String) {
+    if let Some(name) = &mut event.metadata.name {
+        let object = name.rsplit_once('.').map_or("", |(object, _)| object);
+        *name = named(object, &format!("{name}\n{uid}"));
+    }
+    if let Some(object) = &mut event.regarding {
+        object.uid = Some(uid);
     }
 }
 
@@ -136,26 +153,29 @@ pub(super) fn of_degraded(node: Arc<str>, text: String, time: Timestamp) -> Even
     .into()
 }
 
-/// The Event on a Service or EndpointSlice of which parts are not used. One with the same object, reason and first
-/// field exists once. `None` if all are used, and for other kinds of objects.
+/// The Event on a Service or EndpointSlice of which parts are not used. One with the same object, reason and text
+/// exists once. `None` if all are used, and for other kinds of objects.
 pub(super) fn of_problems(notice: &ObjectNotice, time: Timestamp) -> Option<Event> {
+    if !notice.makes_event() {
+        return None;
+    }
     let ObjectNotice { kind, name, problems, count, cause, .. } = notice;
     let reason = match cause {
         ProblemCause::Limit => "LimitExceeded",
         ProblemCause::Conflict => "VIPConflict",
         ProblemCause::Invalid => "InvalidField",
     };
-    let field = &problems.first().filter(|_| notice.makes_event())?.field;
     let described = notice.describe();
+    let note = if *count > problems.len() { format!("{count} problems: {described}") } else { described };
     let parts = EventParts {
         kind: *kind,
         name: name.clone(),
-        identity: format!("{kind} {name}\n{reason}\n{field}"),
+        identity: format!("{kind} {name}\n{reason}\n{note}"),
         time,
         r#type: "Warning",
         reason,
         action: "Serve",
-        note: if *count > problems.len() { format!("{count} problems: {described}") } else { described },
+        note,
     };
     Some(parts.into())
 }

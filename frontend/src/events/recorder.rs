@@ -196,12 +196,13 @@ impl EventSender {
     async fn send(&mut self, mut event: Event) {
         event.reporting_controller = Some(CONTROLLER.to_owned());
         event.reporting_instance = Some(self.instance.clone());
-        let (name, namespace) = (event.name_any(), event.namespace().unwrap_or_default());
+        let namespace = event.namespace().unwrap_or_default();
         let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         let request = async {
-            if let Some(object) = event.regarding.as_mut().filter(|object| object.uid.is_none()) {
-                let uid = timeout(UID_DEADLINE, uid(self.client.clone(), object)).await;
-                object.uid = uid.ok().flatten();
+            if let Some(object) = event.regarding.as_ref().filter(|object| object.uid.is_none())
+                && let Ok(Some(uid)) = timeout(UID_DEADLINE, uid(self.client.clone(), object)).await
+            {
+                event::add_uid(&mut event, uid);
             }
             match api.create(&PostParams::default(), &event).await {
                 Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
@@ -222,8 +223,11 @@ impl EventSender {
                     );
                 }
             }
-            Ok(Err(error)) => debug!(error = chain(&error), namespace, name, "event not sent"),
-            Err(_) => debug!(namespace, name, timeout_ms = DEADLINE.as_millis(), "event not sent within its timeout"),
+            Ok(Err(error)) => debug!(error = chain(&error), namespace, name = event.name_any(), "event not sent"),
+            Err(_) => {
+                let (name, timeout_ms) = (event.name_any(), DEADLINE.as_millis());
+                debug!(namespace, name, timeout_ms, "event not sent within its timeout");
+            }
         }
     }
 }

@@ -105,6 +105,36 @@ async fn event_has_the_uid_of_its_object() {
     assert_eq!(fixture.call().await.1["regarding"]["uid"], "2");
 }
 
+/// `kubectl replace --force`: the Events of the deleted object are not shown on the new one.
+#[tokio::test]
+async fn object_that_is_created_again_has_an_event_of_its_own() {
+    let mut fixture = start().await;
+    let mut names = BTreeSet::new();
+    for uid in ["1", "2"] {
+        let service = json!({"metadata": {"namespace": "shop", "name": "web", "uid": uid}});
+        let _version = fixture.server.put(Resource::Service, service);
+        for _ in 0..2 {
+            fixture.events.report(EventReport::Problem(notice("shop", "web")));
+            let (_, event) = fixture.call().await;
+            assert_eq!(event["regarding"]["uid"], uid);
+            names.insert(event["metadata"]["name"].as_str().unwrap().to_owned());
+        }
+    }
+    assert_eq!(names.len(), 2);
+    assert!(names.iter().all(|name| name.starts_with("web.") && name.len() == "web.".len() + 16), "{names:?}");
+}
+
+#[test]
+fn another_text_is_another_event() {
+    let of = |message: &str| {
+        let problems = vec![ObjectProblem { field: "spec".to_owned(), message: message.to_owned() }];
+        let notice = ObjectNotice { problems, ..notice("shop", "web") };
+        event::of_problems(&notice, k8s_openapi::jiff::Timestamp::now()).unwrap().metadata.name
+    };
+    assert_eq!(of("of shop/a"), of("of shop/a"));
+    assert_ne!(of("of shop/a"), of("of shop/b"));
+}
+
 #[tokio::test]
 async fn event_of_another_replica_is_enough() {
     let mut first = start().await;
