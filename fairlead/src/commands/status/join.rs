@@ -3,8 +3,11 @@
 use std::{cmp::Reverse, collections::BTreeMap, mem, time::Duration};
 
 use anyhow::Error;
-use proto::v1::{DrainState, NodeStatus, Role, StatusResponse, WaitingDrain};
+use proto::v1::{DrainState, NodeStatus, Role, StatusResponse, WaitingDrain, WatchPhase, WatchStatus};
 use serde::Serialize;
+
+/// How long the API may not have confirmed the objects of a kind while requests fail. Else it does so every minute.
+const UNCONFIRMED: Duration = Duration::from_secs(90);
 
 /// When a node counts as behind.
 #[derive(Debug)]
@@ -136,16 +139,25 @@ impl Overview {
         Self { frontends, unreachable, nodes, observers, drains }
     }
 
-    /// Whether all frontends that answered are ready and all nodes are healthy.
+    /// Whether all frontends that answered are ready and follow the API, and all nodes are healthy.
     pub(super) fn is_healthy(&self) -> bool {
-        let ready = self.frontends.iter().all(|(_, status)| status.ready);
-        ready && self.nodes.iter().all(|row| row.state == NodeHealth::Healthy)
+        let follows = |status: &StatusResponse| status.ready && unconfirmed(status).next().is_none();
+        self.frontends.iter().all(|(_, status)| follows(status))
+            && self.nodes.iter().all(|row| row.state == NodeHealth::Healthy)
     }
 
     /// The number of nodes in a state.
     pub(super) fn count(&self, state: NodeHealth) -> usize {
         self.nodes.iter().filter(|row| row.state == state).count()
     }
+}
+
+/// The kinds of objects that a frontend does not follow any more: its nodes keep an old state of them.
+pub(super) fn unconfirmed(status: &StatusResponse) -> impl Iterator<Item = &WatchStatus> {
+    status.watches.iter().filter(|watch| {
+        let age = Duration::from_micros(watch.age_micros.unwrap_or_default());
+        watch.failures > 0 && age > UNCONFIRMED && watch.phase() != WatchPhase::NotOffered
+    })
 }
 
 /// Orders what different frontends say about one pod by how much it waits for there.

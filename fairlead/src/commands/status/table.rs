@@ -11,7 +11,7 @@ use proto::{
     v1::{self, DrainState, StatusResponse, WaitingDrain, WatchPhase, WatchStatus},
 };
 
-use super::join::{NodeHealth, NodeRow, Overview};
+use super::join::{NodeHealth, NodeRow, Overview, unconfirmed};
 use crate::{
     cli::{SHOWN_NODES, StatusArgs},
     table::Table,
@@ -217,6 +217,11 @@ fn frontend(status: &StatusResponse) -> String {
     );
     if !status.ready {
         text.push_str(", not ready: first list of all objects pending");
+    }
+    let kinds: Vec<_> = unconfirmed(status).map(|watch| &*watch.kind).collect();
+    if let Some(age) = unconfirmed(status).filter_map(|watch| watch.age_micros).max() {
+        let (kinds, age) = (kinds.join(", "), short(age));
+        let _ = write!(text, ", does not follow the API: {kinds} not confirmed for {age} (--problems has the errors)");
     }
     if !status.problems.is_empty() {
         let _ = write!(text, ", {} invalid objects (--problems lists them)", status.problems.len());

@@ -216,6 +216,35 @@ unix:/t: revision 9, programmed on all nodes 9, 7 service ports, 21 endpoints, 1
     assert_eq!(table::render(&overview, &args(&["--problems"])), expected);
 }
 
+/// Its nodes have everything that it knows, which is old.
+#[test]
+fn frontend_that_does_not_follow_the_api_is_named() {
+    let watch = |kind: &str, seconds: u64, failures| WatchStatus {
+        kind: kind.to_owned(),
+        phase: WatchPhase::Watching.into(),
+        age_micros: Some(seconds * 1_000_000),
+        failures,
+        ..WatchStatus::default()
+    };
+    let overview = |watches| {
+        let status = StatusResponse { watches, ..frontend(1, 3, vec![node("a", 3)]) };
+        join(vec![("unix:/a", Ok(status)), ("unix:/b", Ok(frontend(2, 17, vec![node("b", 17)])))], &limits())
+    };
+    let lost = overview(vec![watch("Node", 30, 1), watch("Service", 91, 1), watch("EndpointSlice", 337, 7)]);
+    assert!(!lost.is_healthy());
+    assert_eq!(json::of(&lost, &args(&[]))["healthy"], false);
+    let expected = "\
+unix:/a: revision 3, programmed on all nodes 3, 7 service ports, 21 endpoints, does not follow the API: Service, EndpointSlice not confirmed for 5m37s (--problems has the errors)
+unix:/b: revision 17, programmed on all nodes 17, 7 service ports, 21 endpoints
+";
+    let text = table::render(&lost, &args(&[]));
+    assert!(text.ends_with(expected), "{text}");
+    // A kind without events and bookmarks, a failure that may pass, and a kind that the API does not have any more.
+    let not_offered = WatchStatus { phase: WatchPhase::NotOffered.into(), ..watch("ServiceCIDR", 900, 3) };
+    let fine = overview(vec![watch("Node", 140, 0), watch("Service", 80, 9), not_offered]);
+    assert!(fine.is_healthy(), "{}", table::render(&fine, &args(&[])));
+}
+
 #[test]
 fn unreachable_frontend_is_named() {
     let overview = join(
