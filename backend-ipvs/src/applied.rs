@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use backend::{ServiceName, dataplane::Vip, driver::Applied};
 use netlink::ipvs::VirtualServerKey;
-use proto::model::{IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
+use proto::model::{IpFamily, PerFamily, Protocol, ServicePortFailure, ServicePortKey};
 
 use crate::{
     desired::{Desired, Excess, Rules},
@@ -118,11 +118,11 @@ impl AppliedState {
         touched
     }
 
-    /// Whether a service port loses an external VIP or node port that leads to its marks, and has others, in these entries.
-    /// IPVS would let connections to it go on to endpoints that stay, so the others get marks of a new id: what the old
-    /// ones lead to is removed, or drains, as with the last VIP.
+    /// Whether a UDP service port loses an external VIP or node port that leads to its marks, and has others, in these
+    /// entries. IPVS would let the flows to it go on to endpoints that stay, so the others get marks of a new id, and
+    /// all flows to the old ones end. Connections of other protocols to VIPs that stay would be cut.
     pub(crate) fn withdraws(&self, key: &ServicePortKey, vip_entries: &[Object]) -> bool {
-        let Some(id) = self.ids.get(key) else { return false };
+        let Some(id) = self.ids.get(key).filter(|_| key.protocol == Protocol::Udp) else { return false };
         let kept: HashSet<&Object> = vip_entries.iter().collect();
         let is_lost =
             |object: &Object| !kept.contains(object) && self.observed.get(object).and_then(ids::id) == Some(id);

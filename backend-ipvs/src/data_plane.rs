@@ -26,7 +26,7 @@ use crate::{
     applied::AppliedState,
     describe,
     desired::{Context, Desired, Excess, Rules, desired, excess, rules},
-    ids::entries_of_ids,
+    ids::count_ids,
     kernel::{
         Kernel, Listing, Netlink, Ours, Prepared, UnusableFamily,
         netlink::{DryRun, Worker},
@@ -263,7 +263,7 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
         self.forget_other_drains(&objects);
         objects.retain(|object, _| self.families.contains(object.family()));
         let mut applied = AppliedState::new(objects, rules, elsewhere);
-        let entries_of_ids = entries_of_ids(&applied.observed);
+        let entries_of_ids = count_ids(applied.observed.values());
         for key in state.service_ports().keys() {
             let entries = marked_entries(state, |family, vip| ownership.owns(key, family, vip), key);
             applied.ids.adopt(key, &applied.observed, &entries, &entries_of_ids);

@@ -20,8 +20,8 @@ pub(crate) struct Ids {
 }
 
 impl Ids {
-    /// Allocates the id in the marks of a service port's observed VIP entries, if it is free and all entries with it are
-    /// among these. See [`AppliedState::withdraws`](crate::applied::AppliedState::withdraws).
+    /// Allocates an id in the marks of a service port's observed VIP entries, if it is free; of UDP only if all entries
+    /// with it are among these. See [`AppliedState::withdraws`](crate::applied::AppliedState::withdraws).
     pub(crate) fn adopt(
         &mut self,
         key: &ServicePortKey,
@@ -29,11 +29,12 @@ impl Ids {
         vip_entries: &[Object],
         entries_of_ids: &HashMap<u32, usize>,
     ) {
-        let ids: Vec<u32> = vip_entries.iter().filter_map(|entry| id(observed.get(entry)?)).collect();
-        let Some(first) = ids.first() else { return };
-        let count = ids.iter().filter(|id| *id == first).count();
-        if entries_of_ids.get(first) == Some(&count) && self.used.insert(*first) {
-            self.by_key.insert(key.clone(), *first);
+        let values = || vip_entries.iter().filter_map(|entry| observed.get(entry));
+        let counts = count_ids(values());
+        let is_kept = |id: &u32| key.protocol != Protocol::Udp || counts.get(id) == entries_of_ids.get(id);
+        if let Some(id) = values().filter_map(id).find(|id| is_kept(id) && !self.used.contains(id)) {
+            self.used.insert(id);
+            self.by_key.insert(key.clone(), id);
         }
     }
 
@@ -62,10 +63,10 @@ impl Ids {
     }
 }
 
-/// How many VIP entries have a mark with each id.
-pub(crate) fn entries_of_ids(observed: &Objects) -> HashMap<u32, usize> {
+/// How many of these values of VIP entries have a mark with each id.
+pub(crate) fn count_ids<'a>(values: impl Iterator<Item = &'a Value>) -> HashMap<u32, usize> {
     let mut counts = HashMap::new();
-    for id in observed.values().filter_map(id) {
+    for id in values.filter_map(id) {
         *counts.entry(id).or_default() += 1;
     }
     counts

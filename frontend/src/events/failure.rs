@@ -26,8 +26,8 @@ pub(super) struct FailureReport {
     time: Timestamp,
     pub(super) at: Instant,
     pub(super) node: Arc<str>,
-    /// Whether its Event was sent.
-    pub(super) is_sent: bool,
+    /// When to send its Event; `None`: it is sent.
+    pub(super) send_at: Option<Instant>,
 }
 
 impl FailureKey {
@@ -40,7 +40,8 @@ impl FailureKey {
 
 impl FailureReport {
     pub(super) fn now(node: Arc<str>) -> Self {
-        Self { time: Timestamp::now(), at: Instant::now(), node, is_sent: false }
+        let now = Instant::now();
+        Self { time: Timestamp::now(), at: now, node, send_at: Some(now) }
     }
 
     pub(super) fn event(&self, FailureKey { port, reason: why, kind }: &FailureKey) -> Event {

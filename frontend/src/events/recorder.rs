@@ -47,6 +47,8 @@ const UID_DEADLINE: Duration = Duration::from_secs(1);
 const MAX_FAILURES: usize = 1024;
 /// A failure gets no other Event for this time. Kubernetes keeps Events for the same time by default.
 const EXPIRY: Duration = Duration::from_secs(3600);
+/// When the Event of a failure is sent again that could not be sent.
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// The most Events about nodes that wait to be sent, and the most about problems of objects; and the most of these in
 /// one namespace. Further ones are dropped.
 const MAX_WAITING: usize = 1024;
@@ -116,12 +118,14 @@ impl EventRecorder {
     }
 
     /// Sends what is due, at most [`EVENTS_PER_TICK`]. Failures come first, but leave room for Events about
-    /// nodes and objects, which take turns. An Event that cannot be sent is dropped.
+    /// nodes and objects, which take turns. Of these one that cannot be sent is dropped; that of a failure is sent later.
     async fn send_due(&mut self) {
         let Self { sender, failures: ReportedFailures(failures), of_nodes, of_objects } = self;
         failures.retain(|_, report| report.at.elapsed() < EXPIRY);
         let mut left = EVENTS_PER_TICK;
-        for (key, report) in failures.iter_mut().filter(|(_, report)| !report.is_sent) {
+        let now = Instant::now();
+        let is_due = |report: &FailureReport| report.send_at.is_some_and(|at| at <= now);
+        for (key, report) in failures.iter_mut().filter(|(_, report)| is_due(report)) {
             if left == EVENTS_PER_TICK - FAILURES_PER_TICK {
                 break;
             }
@@ -129,8 +133,8 @@ impl EventRecorder {
                 continue;
             }
             left -= 1;
-            sender.send(report.event(key)).await;
-            report.is_sent = true;
+            let is_sent = sender.send(report.event(key)).await;
+            report.send_at = (!is_sent).then(|| now + RETRY_INTERVAL);
         }
         let (mut next, mut other) = (of_nodes, of_objects);
         while left > 0
@@ -192,8 +196,9 @@ impl EventSender {
         self.pauses.record(())
     }
 
-    /// Creates an Event, unless it exists: another replica or an earlier session may have created it.
-    async fn send(&mut self, mut event: Event) {
+    /// Creates an Event, unless it exists: another replica or an earlier session may have created it. Returns whether it
+    /// exists now.
+    async fn send(&mut self, mut event: Event) -> bool {
         event.reporting_controller = Some(CONTROLLER.to_owned());
         event.reporting_instance = Some(self.instance.clone());
         let namespace = event.namespace().unwrap_or_default();
@@ -210,7 +215,7 @@ impl EventSender {
             }
         };
         match timeout(DEADLINE, request).await {
-            Ok(Ok(())) => {}
+            Ok(Ok(())) => return true,
             Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
                 if let Some(namespaces) = self.pause(namespace.clone()) {
                     warn!(
@@ -229,6 +234,7 @@ impl EventSender {
                 debug!(namespace, name, timeout_ms, "event not sent within its timeout");
             }
         }
+        false
     }
 }
 
