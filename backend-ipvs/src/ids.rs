@@ -29,12 +29,14 @@ impl Ids {
         vip_entries: &[Object],
         entries_of_ids: &HashMap<u32, usize>,
     ) {
-        let values = || vip_entries.iter().filter_map(|entry| observed.get(entry));
-        let counts = count_ids(values());
-        let is_kept = |id: &u32| key.protocol != Protocol::Udp || counts.get(id) == entries_of_ids.get(id);
-        if let Some(id) = values().filter_map(id).find(|id| is_kept(id) && !self.used.contains(id)) {
-            self.used.insert(id);
-            self.by_key.insert(key.clone(), id);
+        let counts = count_ids(vip_entries.iter().filter_map(|entry| observed.get(entry)));
+        let is_complete = |id: u32| counts.get(&id) == entries_of_ids.get(&id);
+        let free = counts.iter().filter(|(id, _)| !self.used.contains(id));
+        let kept = free.filter(|(id, _)| key.protocol != Protocol::Udp || is_complete(**id));
+        // Others are of VIPs that belonged to another service port.
+        if let Some((id, _)) = kept.max_by_key(|(id, count)| (is_complete(**id), **count, **id)) {
+            self.used.insert(*id);
+            self.by_key.insert(key.clone(), *id);
         }
     }
 

@@ -123,13 +123,14 @@ pub async fn wait(frontends: &dyn AskFrontends, addresses: &[IpAddr], patience: 
         let wait_millis = u32::try_from((limit - (limit / 2).min(ARRIVAL)).as_millis()).unwrap_or(u32::MAX);
         let answers = frontends.ask(DrainedRequest { addresses: addresses.clone(), wait_millis }, limit).await?;
         let (drained, delay) = combined(&answers);
+        let now = Instant::now();
         let since = if matches!(drained, Drained::Yes { .. }) {
-            *incomplete_since.get_or_insert(asked)
+            // A frontend may answer early, and another one fail later than that.
+            *incomplete_since.get_or_insert(now.min(asked + Duration::from_millis(wait_millis.into())))
         } else {
             incomplete_since = None;
             begun
         };
-        let now = Instant::now();
         if now >= since + delay {
             return Ok(drained);
         }

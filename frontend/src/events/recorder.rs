@@ -118,7 +118,8 @@ impl EventRecorder {
     }
 
     /// Sends what is due, at most [`EVENTS_PER_TICK`]. Failures come first, but leave room for Events about
-    /// nodes and objects, which take turns. Of these one that cannot be sent is dropped; that of a failure is sent later.
+    /// nodes and objects, which take turns. Of these one that cannot be sent is dropped; that of a failure is sent
+    /// later.
     async fn send_due(&mut self) {
         let Self { sender, failures: ReportedFailures(failures), of_nodes, of_objects } = self;
         failures.retain(|_, report| report.at.elapsed() < EXPIRY);
@@ -133,8 +134,8 @@ impl EventRecorder {
                 continue;
             }
             left -= 1;
-            let is_sent = sender.send(report.event(key)).await;
-            report.send_at = (!is_sent).then(|| now + RETRY_INTERVAL);
+            let is_done = sender.send(report.event(key)).await;
+            report.send_at = (!is_done).then(|| now + RETRY_INTERVAL);
         }
         let (mut next, mut other) = (of_nodes, of_objects);
         while left > 0
@@ -196,8 +197,8 @@ impl EventSender {
         self.pauses.record(())
     }
 
-    /// Creates an Event, unless it exists: another replica or an earlier session may have created it. Returns whether it
-    /// exists now.
+    /// Creates an Event, unless it exists: another replica or an earlier session may have created it. Returns false if
+    /// another attempt may help.
     async fn send(&mut self, mut event: Event) -> bool {
         event.reporting_controller = Some(CONTROLLER.to_owned());
         event.reporting_instance = Some(self.instance.clone());
@@ -209,13 +210,10 @@ impl EventSender {
             {
                 event::add_uid(&mut event, uid);
             }
-            match api.create(&PostParams::default(), &event).await {
-                Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-                created => created.map(drop),
-            }
+            api.create(&PostParams::default(), &event).await
         };
         match timeout(DEADLINE, request).await {
-            Ok(Ok(())) => return true,
+            Ok(Ok(_)) => return true,
             Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
                 if let Some(namespaces) = self.pause(namespace.clone()) {
                     warn!(
@@ -228,7 +226,12 @@ impl EventSender {
                     );
                 }
             }
-            Ok(Err(error)) => debug!(error = chain(&error), namespace, name = event.name_any(), "event not sent"),
+            Ok(Err(kube::Error::Api(status))) if status.code == 409 => return true,
+            Ok(Err(error)) => {
+                debug!(error = chain(&error), namespace, name = event.name_any(), "event not sent");
+                // The namespace may be gone. Another attempt would not help.
+                return matches!(&error, kube::Error::Api(status) if status.code < 500 && status.code != 429);
+            }
             Err(_) => {
                 let (name, timeout_ms) = (event.name_any(), DEADLINE.as_millis());
                 debug!(namespace, name, timeout_ms, "event not sent within its timeout");

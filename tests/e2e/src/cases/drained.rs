@@ -78,7 +78,7 @@ pub fn kubelet_asks_for_a_pod_by_its_address(backend: Backend) {
             deployment.restart_backends_with(detector);
         }
         for family in IpFamily::ALL {
-            let early = ask_as_kubelet(deployment.cluster(), family, 1);
+            let early = ask_as_kubelet(deployment.cluster(), family, 3);
             assert_eq!(early.status, 504, "{detector:?}: {early:?}");
             assert!(early.body.contains("may get new connections"), "{early:?}");
         }
