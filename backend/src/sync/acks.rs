@@ -17,6 +17,10 @@ use super::{Position, Programmed};
 /// For how long the ack of a commit waits until the commit is programmed: most are, and then need no second ack.
 const ACK_DELAY: Duration = Duration::from_millis(100);
 
+/// The shortest time between two acks that differ only in failures. A frontend ends the stream of a client that repeats
+/// its acks too often, and a tenant may switch failures on and off.
+const REPEAT_INTERVAL: Duration = Duration::from_millis(200);
+
 /// The most acks that wait while the backend fails. A later ack covers the earlier ones.
 const MAX_WAITING: usize = 256;
 
@@ -38,6 +42,10 @@ pub(crate) struct Acks {
     waiting: VecDeque<Received>,
     /// The last one that was acked in the session, and how.
     sent: Option<(Received, Ack)>,
+    /// When an ack last differed only in failures.
+    repeated_at: Option<Instant>,
+    /// When the next such ack is to be sent.
+    pub(super) repeat_at: Option<Instant>,
     /// The commits of any session whose propagation is to be measured.
     triggers: Vec<Trigger>,
 }
@@ -82,6 +90,7 @@ impl Acks {
         self.session += 1;
         self.waiting.clear();
         self.sent = None;
+        self.repeat_at = None;
     }
 
     /// Whether the frontend waits for an ack.
@@ -99,6 +108,7 @@ impl Acks {
 
     /// Takes the acks that are due after a success of the backend. While it fails or hangs there are none.
     pub(super) fn due(&mut self, programmed: &Programmed) -> Vec<Ack> {
+        self.repeat_at = None;
         let is_finished = programmed.unfinished.is_empty();
         let accepted = self.waiting.partition_point(|received| received.position.number <= programmed.number);
         let Some(first) = self.waiting.front() else {
@@ -125,6 +135,12 @@ impl Acks {
             if !programmed.unfinished.is_empty() || ack == *sent {
                 return None;
             }
+            let (now, next) = (Instant::now(), self.repeated_at.map(|at| at + REPEAT_INTERVAL));
+            if let Some(next) = next.filter(|next| now < *next) {
+                self.repeat_at = Some(next);
+                return None;
+            }
+            self.repeated_at = Some(now);
         }
         *sent = ack;
         Some(sent.clone())
@@ -189,5 +205,30 @@ mod tests {
         assert_eq!(acked(&mut acks, &programmed), [(Revision(10), Revision(10), 1)]);
         programmed.failures.clear();
         assert_eq!(acked(&mut acks, &programmed), [(Revision(10), Revision(10), 0)]);
+    }
+
+    /// A tenant may switch failures on and off. The newest ones are acked in the end.
+    #[tokio::test(start_paused = true)]
+    async fn failures_that_come_and_go_are_acked_a_few_times_a_second() {
+        let mut acks = Acks::default();
+        let complete = acks.received(1, Revision(10), Digest::default());
+        let mut programmed = Programmed { number: 1, complete, ..Programmed::default() };
+        acked(&mut acks, &programmed);
+        let mut count = 0;
+        for number in 0..400 {
+            programmed.failures.clear();
+            if number % 2 == 0 {
+                programmed.failures =
+                    vec![ServicePortFailure::rejected(crate::testing::mk_key("default/web"), "rejected")];
+            }
+            count += acked(&mut acks, &programmed).len();
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert!((5..=11).contains(&count), "{count}");
+        programmed.failures = vec![ServicePortFailure::rejected(crate::testing::mk_key("default/web"), "the last one")];
+        acked(&mut acks, &programmed);
+        tokio::time::sleep_until(acks.repeat_at.unwrap()).await;
+        assert_eq!(acked(&mut acks, &programmed), [(Revision(10), Revision(10), 1)]);
+        assert_eq!((acked(&mut acks, &programmed), acks.repeat_at), (vec![], None));
     }
 }

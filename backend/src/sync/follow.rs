@@ -48,13 +48,14 @@ impl<C: Connect> Follower<C> {
             let is_programming =
                 !self.programmed.borrow().unfinished.is_empty() && self.progress.borrow().error.is_none();
             let may_be_idle = self.acks.is_waiting() || is_programming;
-            let confirm_at = self.replica.confirm_at();
+            let (confirm_at, repeat_at) = (self.replica.confirm_at(), self.acks.repeat_at);
             let Self { stream, replica, programmed, .. } = &mut self;
             tokio::select! {
                 () = shutdown.recv() => {}
                 event = stream.next(may_be_idle, || replica.hello()) => self.handle(event),
                 // Fails only at the end of the process.
                 Ok(()) = programmed.changed() => self.send_acks(),
+                () = runtime::sleep_until(repeat_at) => self.send_acks(),
                 () = runtime::sleep_until(confirm_at) => {
                     info!("requesting a snapshot from another frontend to confirm the withheld loss");
                     replica.request_snapshot();
