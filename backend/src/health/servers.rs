@@ -89,7 +89,7 @@ struct Listener {
     address: IpAddr,
 }
 
-/// Which ports that are opened or closed have a line of their own. The others share one.
+/// Which ports that are opened or closed, or cannot be opened, have a line of their own. The others share one.
 #[derive(Debug)]
 struct PortLines {
     bucket: TokenBucket,
@@ -295,13 +295,15 @@ impl HealthCheckServers {
             Err(error) => {
                 // The reconcile that closes another listener tries again.
                 let is_retried = self.open.len() < self.max_open;
+                let is_known = self.failing.get(&listener).is_some_and(|failing| failing.error == error);
+                let has_line = is_known || self.lines.has_own();
                 let failing = self.failing.entry(listener).or_insert_with(|| FailingPort {
                     error: String::new(),
                     repeated: Repeated::default(),
                     backoff: Backoff::new(MIN_RETRY_DELAY, MAX_RETRY_DELAY),
                     retry_at: None,
                 });
-                failing.failed(check_port, service, error, is_retried);
+                failing.failed(check_port, service, error, is_retried, has_line);
             }
         }
     }
@@ -323,7 +325,7 @@ impl PortLines {
             self.line_at = self.bucket.take(LINES, now).err();
             if self.line_at.is_none() {
                 let count = mem::take(&mut self.others);
-                info!(count, "opened or closed other health-check node ports");
+                info!(count, "opened or closed other health-check node ports, or could not open them");
             }
         }
     }
@@ -337,11 +339,13 @@ impl FailingPort {
         service: &ServiceName,
         error: String,
         is_retried: bool,
+        has_line: bool,
     ) {
         let delay = is_retried.then(|| self.backoff.next_delay());
         self.retry_at = delay.map(|delay| Instant::now() + delay);
         let retry_in_ms = delay.map(|delay| delay.as_millis());
-        let occurrence = self.repeated.failed(&error);
+        let mut occurrence = self.repeated.failed(&error);
+        occurrence.is_news &= has_line;
         warn_if_news!(
             occurrence, %service, port, %family, error, retry_in_ms,
             "cannot open a health-check node port, which is opened as soon as that is possible"
