@@ -83,7 +83,7 @@ impl AppliedState {
                 *count -= 1;
                 if *count == 0 {
                     self.desired.remove(object);
-                } else if desired == value && matches!(value, Value::Mark(mark) if mark.id().is_some()) {
+                } else if desired == value && ids::id(value).is_some() {
                     // Only the owner of the VIP had this mark.
                     *desired = Value::Mark(Mark::HEALTH_CHECK);
                 }

@@ -10,6 +10,7 @@ use proto::{
     digest::Digest,
     model::{Ack, Revision, ServicePortFailure, ServicePortKey},
 };
+use runtime::{Rate, TokenBucket};
 use tokio::time::Instant;
 
 use super::{Position, Programmed};
@@ -17,9 +18,9 @@ use super::{Position, Programmed};
 /// For how long the ack of a commit waits until the commit is programmed: most are, and then need no second ack.
 const ACK_DELAY: Duration = Duration::from_millis(100);
 
-/// The shortest time between two acks that differ only in failures. A frontend ends the stream of a client that repeats
-/// its acks too often, and a tenant may switch failures on and off.
-const REPEAT_INTERVAL: Duration = Duration::from_millis(200);
+/// How often an ack may differ only in failures. A frontend ends the stream of a client that repeats its acks too often,
+/// and a tenant may switch failures on and off.
+const REPEATS: Rate = Rate { burst: 1, every: Duration::from_millis(200) };
 
 /// The most acks that wait while the backend fails. A later ack covers the earlier ones.
 const MAX_WAITING: usize = 256;
@@ -42,8 +43,8 @@ pub(crate) struct Acks {
     waiting: VecDeque<Received>,
     /// The last one that was acked in the session, and how.
     sent: Option<(Received, Ack)>,
-    /// When an ack last differed only in failures.
-    repeated_at: Option<Instant>,
+    /// For acks that differ only in failures; `None`: there was none.
+    repeats: Option<TokenBucket>,
     /// When the next such ack is to be sent.
     pub(super) repeat_at: Option<Instant>,
     /// The commits of any session whose propagation is to be measured.
@@ -135,12 +136,11 @@ impl Acks {
             if !programmed.unfinished.is_empty() || ack == *sent {
                 return None;
             }
-            let (now, next) = (Instant::now(), self.repeated_at.map(|at| at + REPEAT_INTERVAL));
-            if let Some(next) = next.filter(|next| now < *next) {
-                self.repeat_at = Some(next);
+            let now = Instant::now();
+            self.repeat_at = self.repeats.get_or_insert(TokenBucket::full(now)).take(REPEATS, now).err();
+            if self.repeat_at.is_some() {
                 return None;
             }
-            self.repeated_at = Some(now);
         }
         *sent = ack;
         Some(sent.clone())
