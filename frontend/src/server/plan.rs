@@ -43,15 +43,18 @@ fn check(object: &Value) -> Result<(), String> {
     if !matches!((text("apiVersion"), text("kind")), ("v1", "Service") | ("discovery.k8s.io/v1", "EndpointSlice")) {
         return Err("documents: an object that is no Service of v1 and no EndpointSlice".to_owned());
     }
+    let metadata = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
     for field in ["namespace", "name"] {
-        let length = object["metadata"][field].as_str().map_or(0, str::len);
+        let length = metadata(field).len();
         if length > MAX_NAME {
             return Err(format!("metadata.{field}: {length} bytes, more than {MAX_NAME}"));
         }
     }
     let ports = object["spec"]["ports"].as_array().map_or(0, Vec::len);
     if ports > MAX_PORTS {
-        return Err(format!("spec.ports: {ports} entries, more than {MAX_PORTS}"));
+        let namespace = Some(metadata("namespace")).filter(|text| !text.is_empty()).unwrap_or("default");
+        let name = metadata("name");
+        return Err(format!("Service {namespace}/{name}: spec.ports: {ports} entries, more than {MAX_PORTS}"));
     }
     Ok(())
 }
@@ -216,6 +219,8 @@ mod tests {
         };
         let long = manifest(&"s".repeat(254), json!({ "ports": [{ "port": 80 }] }));
         assert_eq!(error(long.clone()), "metadata.name: 254 bytes, more than 253");
+        let wide = manifest("wide", json!({ "ports": vec![json!({}); MAX_PORTS + 1] }));
+        assert_eq!(error(wide), "Service ns/wide: spec.ports: 101 entries, more than 100");
         let list = json!({ "apiVersion": "v1", "kind": "List", "items": [long] });
         assert_eq!(error(list), "documents: an object that is no Service of v1 and no EndpointSlice");
     }
