@@ -168,8 +168,8 @@ async fn hook_that_kube_proxy_does_not_have_is_deleted() {
         built_in.flat_map(lines).collect()
     };
     let mut before = hooks();
-    let hook = "OUTPUT -m conntrack --ctstate NEW -m comment --comment \"kubernetes externally-visible service portals\" \
-                -j KUBE-EXTERNAL-SERVICES";
+    let hook = "OUTPUT -m conntrack --ctstate NEW \
+                -m comment --comment \"kubernetes externally-visible service portals\" -j KUBE-EXTERNAL-SERVICES";
     kernel.change_by_other(IpFamily::V4, &format!("*filter\n-A {hook}\nCOMMIT\n"));
     let mut plane = IptablesDataPlane::new(kernel.clone(), DataplaneOptions::default());
     plane.remove_unshared(IpFamily::V4).await.unwrap();

@@ -77,9 +77,8 @@ const IPVS_LOCAL: &str = "under policy Local, kube-proxy's ipvs mode treats pods
                           local endpoint uses endpoints on other nodes";
 const ADDRESS_IN_USE: &str =
     "the address is a cluster IP or belongs to the node, so Fairlead does not let a Service claim it";
-pub(crate) const NOT_COMPARED: &str = "not compared: the addresses at which node ports answer, whether packets reach the \
-                                       rules (hooks), masquerading, source ranges, session affinity, and ports and \
-                                       addresses without a Service";
+pub(crate) const NOT_COMPARED: &str = "not compared: the addresses at which node ports answer, whether packets reach the rules (hooks), masquerading, \
+     source ranges, session affinity, and ports and addresses without a Service";
 
 /// Reads kube-proxy's rules in this network namespace, and compares them.
 pub(crate) async fn compare(state: &NodeState) -> Result<KubeProxyReport> {
