@@ -18,8 +18,8 @@ use super::{Position, Programmed};
 /// For how long the ack of a commit waits until the commit is programmed: most are, and then need no second ack.
 const ACK_DELAY: Duration = Duration::from_millis(100);
 
-/// How often an ack may differ only in failures. A frontend ends the stream of a client that repeats its acks too often,
-/// and a tenant may switch failures on and off.
+/// How often an ack may differ only in failures. A frontend ends the stream of a client that repeats its acks too
+/// often, and a tenant may switch failures on and off.
 const REPEATS: Rate = Rate { burst: 1, every: Duration::from_millis(200) };
 
 /// The most acks that wait while the backend fails. A later ack covers the earlier ones.
