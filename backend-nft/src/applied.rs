@@ -13,9 +13,10 @@ use backend::{
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
+    affine_ports::AffinePorts,
     desired::{Base, Desired, Slots, Update, vip_of_key},
     edits::{Edits, PartialServicePort, PlannedUpdate},
-    element::{Element, PoolChain, SourceGroupId},
+    element::{Element, ForgottenClients, PoolChain, SourceGroupId},
     observed::{Observed, ObservedElements, ObservedTable, slots},
     operation::{Operation, Repairs},
     refs::{RefCountChanges, RefCounts, chains},
@@ -46,6 +47,7 @@ pub struct AppliedState {
     pub(crate) is_reconciling: bool,
     pub(crate) options: EffectiveOptions,
     pub(crate) base: PerFamily<Base>,
+    pub(crate) affine_ports: AffinePorts,
 }
 
 impl AppliedState {
@@ -53,6 +55,7 @@ impl AppliedState {
     pub(crate) fn new(
         base: PerFamily<Base>,
         options: EffectiveOptions,
+        affine_ports: AffinePorts,
         observed: Observed,
         updates: Vec<Update>,
         ownership: &VipOwnership,
@@ -84,6 +87,7 @@ impl AppliedState {
             is_reconciling: true,
             options,
             base,
+            affine_ports,
         }
     }
 
@@ -310,6 +314,18 @@ impl Applied for AppliedState {
 
 /// What plans start from.
 impl AppliedState {
+    /// The client buckets that a service port gives up.
+    pub(crate) fn forgotten_clients(&self, update: &Update) -> impl Iterator<Item = ForgottenClients> {
+        IpFamily::ALL.into_iter().filter_map(|family| {
+            let buckets = |desired: &Desired| desired.affinity().map(|affinity| affinity.buckets.get());
+            let before = self.service_ports.get(&update.key, family)?;
+            let pool_key = before.pool_key()?;
+            let after = update.desired[family].as_deref().filter(|desired| desired.pool_key() == Some(pool_key));
+            let buckets = after.and_then(buckets).unwrap_or_default()..buckets(before)?;
+            (!buckets.is_empty()).then_some(ForgottenClients { family, pool_key, buckets })
+        })
+    }
+
     /// Leaves the endpoints of an update in the slots that they have.
     pub(crate) fn keep_slots(&self, update: &mut Update) {
         for family in IpFamily::ALL {

@@ -3,11 +3,11 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{collections::BTreeSet, num::NonZeroU32};
 
 use anyhow::{Context, Result};
 use backend::{
-    Difference, Drift, InstalledObject, NodeState, ServiceName,
+    Difference, Drift, InstalledObject, NodeState,
     dataplane::{DataplaneOptions, Masquerade, Vip, VipOwnership},
     driver::{
         Applied, Change, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Rejection, Synced,
@@ -16,14 +16,15 @@ use backend::{
 };
 use netlink::nft::TableFamily;
 use proto::model::{IpFamily, NodeInfo, PerFamily, ServicePort, ServicePortKey};
+use tracing::warn;
 
 use crate::{
+    affine_ports::AffinePorts,
     applied::AppliedState,
     batch_sizer::BatchSizer,
     describe::differences,
     desired::{Base, EndpointKeys, Update, base, desired},
     edits::PlannedUpdate,
-    element::Affinity,
     kernel::{Kernel, Netlink},
     observed::{Observed, ObservedTable},
     operation::{Operation, Repairs},
@@ -56,24 +57,22 @@ impl<K> NftDataPlane<K> {
         Self { batch_sizer, ..self }
     }
 
-    /// `owns`: whether a VIP belongs to a service port.
+    /// `buckets`: the client buckets of a service port with session affinity; `owns`: whether a VIP belongs to one.
     fn desired(
         &self,
         state: &NodeState,
+        buckets: NonZeroU32,
         owns: impl Fn(&ServicePortKey, IpFamily, &Vip) -> bool,
         key: &ServicePortKey,
     ) -> Update {
         let service_port = state.service_port(key);
-        // Only a service port with affinity asks for the others: a Service may have thousands of ports.
-        let is_affine = service_port.is_some_and(|service| service.port.affinity_seconds.is_some());
-        let affine_ports = if is_affine { affine_siblings(state, key).take(Affinity::MAX_PORTS).count() } else { 0 };
         let of_family = |family| {
             if !self.families.contains(family) {
                 return None;
             }
             let is_owned = |vip: &_| owns(key, family, vip);
             let (service_port, node) = (service_port?, &state.node().addresses);
-            desired(service_port, family, self.masquerade[family], is_owned, node, affine_ports).map(Box::new)
+            desired(service_port, family, self.masquerade[family], is_owned, node, buckets).map(Box::new)
         };
         Update { key: key.clone(), desired: PerFamily::from_fn(of_family) }
     }
@@ -83,7 +82,8 @@ impl<K> NftDataPlane<K> {
         let planned = applied.planned.remove(key);
         planned.filter(|_| !change.is_contested).unwrap_or_else(|| {
             let owns = |key: &_, family, vip: &_| change.owns(key, family, vip);
-            let mut update = self.desired(change.state, owns, key);
+            let buckets = applied.affine_ports.buckets(&key.namespace);
+            let mut update = self.desired(change.state, buckets, owns, key);
             applied.keep_slots(&mut update);
             PlannedUpdate::new(applied, update)
         })
@@ -148,15 +148,6 @@ pub(crate) async fn delete_tables(kernel: &mut impl Kernel, families: &[IpFamily
     Ok(())
 }
 
-/// The service ports with session affinity of the Service of a service port, which share its client buckets.
-fn affine_siblings<'a>(
-    state: &'a NodeState,
-    key: &ServicePortKey,
-) -> impl Iterator<Item = &'a ServicePortKey> + use<'a> {
-    let siblings = state.ports_of(&ServiceName::of(key));
-    siblings.filter(|(_, service)| service.port.affinity_seconds.is_some()).map(|(key, _)| key)
-}
-
 impl<K: Kernel> DataPlane for NftDataPlane<K> {
     const NAME: &'static str = "nftables";
 
@@ -164,12 +155,14 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
 
     async fn observe(&mut self, state: &NodeState, ownership: &VipOwnership) -> Result<Synced<AppliedState>> {
         self.families.retry_due();
+        let affine_ports = AffinePorts::of(state);
         let updates = if self.kernel.tables().await?.is_empty() {
             // On a node without our tables, no service port is programmed.
             Vec::new()
         } else {
             let owns = |key: &_, family, vip: &_| ownership.owns(key, family, vip);
-            state.service_ports().keys().map(|key| self.desired(state, owns, key)).collect()
+            let desired = |key: &ServicePortKey| self.desired(state, affine_ports.buckets(&key.namespace), owns, key);
+            state.service_ports().keys().map(desired).collect()
         };
         let listings = self.kernel.list(EndpointKeys::of(&updates)).await?;
         let (base, options) = (self.base(state), self.options.effective(state.node()));
@@ -183,7 +176,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         }
         // Without a table that serves meanwhile, only what fits into one transaction is replaced without a gap.
         let rebuilds = elements <= MAX_TRANSACTION_WRITES && observed.is_replaced();
-        let mut applied = AppliedState::new(base, options, observed, updates, ownership);
+        let mut applied = AppliedState::new(base, options, affine_ports, observed, updates, ownership);
         applied.rebuilds = rebuilds;
         Ok(Synced { applied, writes: 0 })
     }
@@ -226,6 +219,8 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         let effective = new_base.as_ref().map_or(&applied.options, |(_, options)| options);
         let plan = Plan::new(applied, change, &mut updates, repairs, may_finish, effective);
         let writes = plan.writes();
+        let forgotten = updates.iter().flat_map(|planned| applied.forgotten_clients(&planned.update));
+        let forgotten: Vec<_> = forgotten.collect();
         let Plan { operations, refs, partial, last } = plan;
         if !operations.is_empty()
             && let Some(rejected) = self.execute(operations, !service_ports.is_empty()).await?
@@ -233,6 +228,12 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
             return Ok(rejected);
         }
         self.families.programmed();
+        if !forgotten.is_empty()
+            && let Err(error) = self.kernel.forget_clients(forgotten).await
+        {
+            let error = format!("{error:#}");
+            warn!(error, "clients of session affinity stay until their timeout, although no service port has them");
+        }
         let unfinished: Vec<_> =
             partial.keys().filter_map(|index| service_ports.get(*index as usize)).cloned().collect();
         applied.commit(refs, updates, partial, !change.is_contested);
@@ -255,21 +256,15 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         &self.families
     }
 
-    /// The ports of a Service that share client buckets with a port that has gained or lost session affinity.
+    /// The service ports with session affinity of namespaces in which these have another number of client buckets now.
     fn dependents(
         &self,
-        _: &mut AppliedState,
+        applied: &mut AppliedState,
         before: &NodeState,
         after: &NodeState,
         changed: &BTreeSet<ServicePortKey>,
     ) -> BTreeSet<ServicePortKey> {
-        let is_affine = |state: &NodeState, key: &ServicePortKey| {
-            state.service_port(key).is_some_and(|service| service.port.affinity_seconds.is_some())
-        };
-        let toggled = changed.iter().filter(|key| is_affine(before, key) != is_affine(after, key));
-        let services: BTreeMap<_, &ServicePortKey> =
-            toggled.map(|key| ((key.namespace.clone(), key.name.clone()), key)).collect();
-        services.values().flat_map(|key| affine_siblings(after, key)).cloned().collect()
+        applied.affine_ports.update(before, after, changed)
     }
 
     async fn drifted(&mut self, _: &mut Option<AppliedState>) -> Drift {

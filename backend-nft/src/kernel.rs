@@ -15,7 +15,7 @@ use anyhow::Result;
 use backend::{Drift, driver::Rejection};
 use proto::model::{IpFamily, PerFamily};
 
-use crate::{desired::EndpointKeys, operation::Operation};
+use crate::{desired::EndpointKeys, element::ForgottenClients, operation::Operation};
 pub(crate) use listing::{Listing, serves};
 pub(crate) use netlink::Netlink;
 
@@ -39,6 +39,12 @@ pub(crate) trait Kernel: Send + 'static {
         &mut self,
         operations: Vec<(IpFamily, Operation)>,
     ) -> impl Future<Output = Result<Result<Duration, Rejection>>> + Send;
+
+    /// Deletes stored clients if the map of their family is more than half full. The kernel can tell since Linux 6.16;
+    /// before, they stay until their timeout.
+    fn forget_clients(&mut self, _: Vec<ForgottenClients>) -> impl Future<Output = Result<()>> + Send {
+        async { Ok(()) }
+    }
 
     /// Returns when another process has, or may have, changed our tables since they were listed. May be dropped before.
     fn drifted(&mut self) -> impl Future<Output = Drift> + Send;

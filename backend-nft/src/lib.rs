@@ -60,6 +60,7 @@
 //! a step of a transaction; `refs`: the reference counts of shared objects; `edits`: the changes of a service port, in
 //! steps; `desired`, `observed`, `applied`: the three states; `plan`: the difference, in a safe order.
 
+mod affine_ports;
 mod applied;
 mod batch_sizer;
 mod data_plane;

@@ -54,7 +54,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::desired::desired;
+    use crate::{desired::desired, element::Affinity};
 
     #[test]
     fn endpoint_keys_are_the_keys_of_the_endpoint_elements() {
@@ -68,7 +68,9 @@ mod tests {
             .build();
         let key = mk_key("default/web");
         let service_port = state.service_port(&key).unwrap();
-        let of_family = |family| desired(service_port, family, Masquerade::Never, |_| true, &[], 1).map(Box::new);
+        let of_family = |family| {
+            desired(service_port, family, Masquerade::Never, |_| true, &[], Affinity::buckets(1)).map(Box::new)
+        };
         let update = Update { key, desired: PerFamily::from_fn(of_family) };
         let all_keys = EndpointKeys::of(std::slice::from_ref(&update));
         for family in IpFamily::ALL {

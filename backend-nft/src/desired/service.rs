@@ -11,7 +11,7 @@
 //!
 //! The endpoints of a pool are stored once, under the key of the pool: one of the VIPs. The other VIPs are aliases.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, num::NonZeroU32};
 
 use backend::{
     ServicePortState,
@@ -68,15 +68,15 @@ pub(crate) struct Slots {
 }
 
 /// What the maps of one family should contain for a service port, with endpoints in the order of the pool; `None`:
-/// nothing. `owned`: whether a VIP belongs to this service port; `node`: the addresses of the node; `affine_ports`: the
-/// number of service ports of the Service that have session affinity.
+/// nothing. `owned`: whether a VIP belongs to this service port; `node`: the addresses of the node; `buckets`: those of
+/// each service port with session affinity of the namespace.
 pub(crate) fn desired(
     service: &ServicePortState,
     family: IpFamily,
     masquerade: Masquerade,
     owned: impl Fn(&Vip) -> bool,
     node: &[IpAddr],
-    affine_ports: usize,
+    buckets: NonZeroU32,
 ) -> Option<Desired> {
     #[cfg(test)]
     work::count(|work| work.service_ports += 1);
@@ -106,7 +106,7 @@ pub(crate) fn desired(
         cluster: slots::assign(&[], &service.cluster[family]).into(),
         local: slots::assign(&[], &service.local[family]).into(),
         empty_pool: if any_endpoints { Verdict::Drop } else { Verdict::Reject },
-        affinity: service.port.affinity_seconds.map(|timeout| Affinity::new(timeout, affine_ports)),
+        affinity: service.port.affinity_seconds.map(|timeout| Affinity { timeout, buckets }),
     };
     (!desired.vips.is_empty() || !desired.local.is_empty()).then_some(desired)
 }
@@ -177,6 +177,11 @@ impl Desired {
 
     pub(crate) fn pool_key(&self) -> Option<Vip> {
         self.pool_key
+    }
+
+    /// How its clients are stored; `None`: they are not.
+    pub(crate) fn affinity(&self) -> Option<Affinity> {
+        self.affinity
     }
 
     /// The source ranges of its VIPs.

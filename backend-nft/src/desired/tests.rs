@@ -21,7 +21,7 @@ fn service(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> ServicePortS
 /// All elements but endpoints, as `map VIP -> data`.
 fn dispatches(service: &ServicePortState, masquerade: Masquerade) -> Vec<String> {
     let mut elements = Vec::new();
-    let desired = desired(service, IpFamily::V4, masquerade, |_| true, &[], 1);
+    let desired = desired(service, IpFamily::V4, masquerade, |_| true, &[], Affinity::buckets(1));
     desired.inspect(|desired| desired.elements(&mut elements));
     assert!(elements.is_sorted());
     elements.iter().filter_map(line).collect()
@@ -199,7 +199,7 @@ fn the_key_of_a_pool_is_an_owned_vip() {
         })
     };
     let keys = |service: &ServicePortState, owned: &dyn Fn(&Vip) -> bool| -> Vec<String> {
-        let desired = desired(service, IpFamily::V4, Masquerade::Never, owned, &[], 1).unwrap();
+        let desired = desired(service, IpFamily::V4, Masquerade::Never, owned, &[], Affinity::buckets(1)).unwrap();
         let mut elements = Vec::new();
         desired.elements(&mut elements);
         assert!(elements.is_sorted());
@@ -223,7 +223,7 @@ fn a_family_without_cluster_ip_has_no_node_port() {
 #[test]
 fn hairpin_and_cluster_ip_elements_do_not_depend_on_the_policy() {
     let web = service(|web| web.cluster_ip("10.96.0.1").endpoints(TWO).terminating_endpoints(LOCAL));
-    let desired = desired(&web, IpFamily::V4, Masquerade::Never, |_| true, &[], 1).unwrap();
+    let desired = desired(&web, IpFamily::V4, Masquerade::Never, |_| true, &[], Affinity::buckets(1)).unwrap();
     let mut shared = Vec::new();
     desired.shared(&mut shared);
     assert!(shared.iter().all(|element| element.map.is_shared()));

@@ -15,7 +15,7 @@ use backend::{
 };
 use netlink::{
     Error,
-    nft::{self, NftEvent, NftHandle},
+    nft::{self, NftBatch, NftEvent, NftHandle},
 };
 use proto::model::{IpFamily, PerFamily};
 use tracing::debug;
@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     desired::{EndpointKeys, is_own_table},
-    element::Map,
+    element::{ForgottenClients, MAX_AFFINE_CLIENTS, Map},
     operation::Operation,
 };
 
@@ -45,6 +45,9 @@ const MAX_NOTIFIED_WRITES: usize = 1_000;
 
 /// A map with fewer elements is dumped: its size does not matter yet, and a dump also shows unexpected elements.
 const MIN_LOOKED_UP: usize = 20_000;
+
+/// The most clients that are deleted at once: more than those of one namespace.
+const MAX_FORGOTTEN: usize = 65_536;
 
 /// The state of the worker thread.
 #[derive(Debug)]
@@ -119,6 +122,17 @@ impl Kernel for Netlink {
             self.watch.committed(1);
         }
         Ok(committed)
+    }
+
+    async fn forget_clients(&mut self, clients: Vec<ForgottenClients>) -> Result<()> {
+        if self.recorded.is_some() {
+            return Ok(());
+        }
+        self.watch.pause()?;
+        let result = self.worker.run(move |worker| worker.forget_clients(&clients)).await;
+        self.watch.resume()?;
+        self.watch.committed(result??.into());
+        Ok(())
     }
 
     fn is_untouched(&mut self) -> bool {
@@ -199,6 +213,30 @@ impl Worker {
         listing.elements.extend(found.elements);
         listing.foreign.extend(found.foreign);
         Ok(())
+    }
+
+    /// Deletes stored clients from maps that are more than half full. Whether there was a transaction.
+    fn forget_clients(&mut self, clients: &[ForgottenClients]) -> Result<bool> {
+        let (mut batch, mut left) = (NftBatch::new(), MAX_FORGOTTEN);
+        for family in IpFamily::ALL {
+            let mut of_family = clients.iter().filter(|clients| clients.family == family).peekable();
+            if of_family.peek().is_none() {
+                continue;
+            }
+            let table = self.names.table(family);
+            let count = self.handle.count(table, Map::AffineClients.name()).context("count elements")?;
+            if count.is_some_and(|count| count > MAX_AFFINE_CLIENTS / 2) {
+                let keys: Vec<_> = of_family.flat_map(ForgottenClients::keys).take(left).collect();
+                left -= keys.len();
+                let elements = keys.iter().map(|key| nft::Element::key(key));
+                batch.destroy_elements(table, self.names.set(family, Map::AffineClients), elements);
+            }
+        }
+        if batch.is_empty() {
+            return Ok(false);
+        }
+        self.handle.commit(&batch).context("delete clients that no service port has")?;
+        Ok(true)
     }
 
     fn commit(&mut self, operations: &[(IpFamily, Operation)]) -> Result<Result<Duration, Rejection>> {

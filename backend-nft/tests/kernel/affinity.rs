@@ -11,7 +11,7 @@ use std::{
 
 use backend::{
     NodeState,
-    testing::{ServiceBuilder, mk_state, transition},
+    testing::{ServiceBuilder, StateBuilder, mk_state, transition},
 };
 use netlink::nft::{Element, Fields, NftBatch, NftHandle};
 
@@ -190,6 +190,35 @@ fn one_service_stores_a_bounded_number_of_clients() {
     });
 }
 
+/// The attack: one Service is created again and again with other cluster IPs. Its former clients take no room.
+#[test]
+fn clients_of_a_removed_service_port_are_deleted_when_the_map_is_half_full() {
+    run(|| async {
+        let web = |count: u16| {
+            let service = |web: ServiceBuilder, port| {
+                web.cluster_ip("10.96.0.1").port(port).affinity(3_600).endpoints(["10.244.1.1:8080"])
+            };
+            let add = |state: StateBuilder, n| state.service(&format!("default/web:{n}/udp"), |web| service(web, n));
+            (1..=count).fold(mk_state(), add).build()
+        };
+        let mut backend = backend();
+        let mut current = web(17);
+        backend.reconcile_all(&current).await.unwrap();
+        for (others, left) in [(0, [170, 170]), (99_000, [160, 0])] {
+            nft("flush map ip fairlead1 affine-clients");
+            add([10, 96, 0, 9], 80, 0..others);
+            (1..=17).for_each(|port| add([10, 96, 0, 1], port, 1_500..1_510));
+            for (count, left) in [16, 0].into_iter().zip(left) {
+                let changes = transition(&mut current, &web(count));
+                backend.apply_all(&current, &changes).await.unwrap();
+                assert_eq!(stored_clients(), others + left, "{others} others, {count} service ports");
+            }
+            let changes = transition(&mut current, &web(17));
+            backend.apply_all(&current, &changes).await.unwrap();
+        }
+    });
+}
+
 /// The number of stored clients, which the metric reports if the kernel counts elements.
 fn stored_clients() -> u32 {
     let mut handle = NftHandle::open().unwrap();
@@ -233,11 +262,16 @@ fn responders(vip: &str, from: Range<u16>) -> BTreeSet<u16> {
 
 /// Fills the map with clients of another VIP.
 fn fill() {
+    add([10, 96, 0, 9], 80, 0..196_608);
+}
+
+/// Stores clients of a VIP.
+fn add(address: [u8; 4], port: u16, buckets: Range<u32>) {
     let mut handle = NftHandle::open().unwrap();
     let table = handle.tables(netlink::nft::TableFamily::Ip).unwrap().remove(0);
     let affinity = handle.sets(&table).unwrap().into_iter().find(|set| set.name == "affine-clients").unwrap();
-    let key = |bucket| Fields::new().addr([10, 96, 0, 9]).proto(17).port(80).mark(bucket);
-    let keys: Vec<Fields> = (1..=affinity.size.unwrap()).map(key).collect();
+    let key = |bucket| Fields::new().addr(address).proto(17).port(port).mark(bucket);
+    let keys: Vec<Fields> = buckets.map(key).collect();
     let endpoint = Fields::new().mark(0).addr([10, 244, 1, 1]).port(8080);
     let timeout = Some(Duration::from_secs(3600));
     for keys in keys.chunks(4096) {

@@ -88,7 +88,7 @@ fn changes_of_others_are_known() {
         let mut kernel = Netlink::open().unwrap();
         let mut other = NftHandle::open().unwrap();
         let mut change = |name: &str, is_deleted| {
-            let (mut batch, table) = (nft::NftBatch::new(), nft::Table::new(nft::TableFamily::Ip, name));
+            let (mut batch, table) = (NftBatch::new(), nft::Table::new(nft::TableFamily::Ip, name));
             if is_deleted {
                 batch.delete_table(&table)
             } else {

@@ -67,32 +67,38 @@ async fn the_key_of_a_pool_changes_in_one_transaction() {
     }
 }
 
-/// A port with session affinity that is added changes the chains of the others only when their number of client buckets
-/// changes: a Service with few ports keeps its clients.
+/// A port with session affinity that is added changes the chains of the others in its namespace only when their number
+/// of client buckets changes: those of a namespace with few ports keep their clients.
 #[tokio::test]
 async fn client_buckets_follow_the_number_of_ports() {
+    const OTHER: u16 = 1_000;
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let with = |ports: u16| {
+        let web = |web: ServiceBuilder, port| {
+            web.port(port).cluster_ip("10.96.0.1").affinity(60).endpoints(["10.244.1.1:80"])
+        };
         let services = (1..=ports).fold(mk_state(), |state, port| {
-            let web = |web: ServiceBuilder| web.port(port).cluster_ip("10.96.0.1").affinity(60);
-            state.service(&format!("default/web:{port}"), |service| web(service).endpoints(["10.244.1.1:80"]))
+            state.service(&format!("default/web-{}:{port}", port % 3), |service| web(service, port))
         });
-        services.build()
+        services.service("other/web", |service| web(service, OTHER)).build()
     };
-    let of_first_port = || {
+    let of_port = |number| {
         let mut found = Vec::new();
-        let is_first = |vip: &Vip| matches!(vip, Vip::AddressPort { port: 1, .. });
-        kernel.tamper(|elements| found.extend(elements.clone().into_iter().filter(|((_, vip, ..), _)| is_first(vip))));
+        let is_of_port = |vip: &Vip| matches!(vip, Vip::AddressPort { port, .. } if *port == number);
+        kernel.tamper(|elements| {
+            found.extend(elements.clone().into_iter().filter(|((_, vip, ..), _)| is_of_port(vip)));
+        });
         found
     };
     let mut state = with(1);
     driver.reconcile_all(&state).await.unwrap();
-    let alone = of_first_port();
-    for ports in [2, 3, 4, 5, 1, 0, 7, 8, 9, 2] {
+    let (alone, other) = (of_port(1), of_port(OTHER));
+    for ports in [2, 3, 4, 5, 1, 0, 15, 16, 17, 40, 2] {
         let changes = backend::testing::transition(&mut state, &with(ports));
         driver.apply_all(&state, &changes).await.unwrap();
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{ports} ports");
-        assert_eq!(of_first_port() == alone, (1..=8).contains(&ports), "{ports} ports");
+        assert_eq!(of_port(1) == alone, (1..=16).contains(&ports), "{ports} ports");
+        assert_eq!(of_port(OTHER), other, "{ports} ports");
     }
 }

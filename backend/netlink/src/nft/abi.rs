@@ -15,7 +15,7 @@ pub(crate) mod msg {
     constants! { u16:
         NEWTABLE = 0, GETTABLE = 1, DELTABLE = 2, NEWCHAIN = 3, GETCHAIN = 4, DELCHAIN = 5, NEWRULE = 6, GETRULE = 7,
         DELRULE = 8, NEWSET = 9, GETSET = 10, DELSET = 11, NEWSETELEM = 12, GETSETELEM = 13, DELSETELEM = 14,
-        NEWGEN = 15, GETGEN = 16,
+        NEWGEN = 15, GETGEN = 16, DESTROYSETELEM = 30,
     }
 }
 

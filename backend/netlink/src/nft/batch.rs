@@ -144,6 +144,16 @@ impl NftBatch {
         self.elements(msg::DELSETELEM, 0, table, from, deleted.into_iter().map(Element::without_data));
     }
 
+    /// `destroy element` for all elements, by their keys: deletes those that exist. Linux 6.3 and later.
+    pub fn destroy_elements<'e>(
+        &mut self,
+        table: &Table,
+        from: &Set,
+        destroyed: impl IntoIterator<Item = Element<'e>>,
+    ) {
+        self.elements(msg::DESTROYSETELEM, 0, table, from, destroyed.into_iter().map(Element::without_data));
+    }
+
     /// Adds the layout of a set that the batch's rules use, to print these rules in full. Not needed for sets that the
     /// batch adds, or adds elements to.
     pub fn describe_set(&mut self, table: &Table, set: &Set) {

@@ -64,7 +64,7 @@ impl<'a> Operation<'a> {
     }
 
     fn is_elements(&self) -> bool {
-        matches!(self.kind, msg::NEWSETELEM | msg::DELSETELEM)
+        matches!(self.kind, msg::NEWSETELEM | msg::DELSETELEM | msg::DESTROYSETELEM)
     }
 
     /// The elements to add or delete.
@@ -103,6 +103,7 @@ impl<'a> Operation<'a> {
             }
             msg::NEWSETELEM => ("add", "element", name(elements::SET)),
             msg::DELSETELEM => ("delete", "element", name(elements::SET)),
+            msg::DESTROYSETELEM => ("destroy", "element", name(elements::SET)),
             _ => ("unknown", "operation", ""),
         }
     }

@@ -1,0 +1,64 @@
+//! How many service ports with session affinity each namespace has: these share the client buckets of the namespace.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroU32,
+    sync::Arc,
+};
+
+use backend::NodeState;
+use proto::model::{Protocol, ServicePortKey};
+
+use crate::element::Affinity;
+
+/// The number of service ports with session affinity, by namespace.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AffinePorts(BTreeMap<Arc<str>, usize>);
+
+impl AffinePorts {
+    pub(crate) fn of(state: &NodeState) -> Self {
+        let mut ports = Self::default();
+        let service_ports = state.service_ports().iter();
+        for (key, _) in service_ports.filter(|(_, service)| service.port.affinity_seconds.is_some()) {
+            *ports.0.entry(key.namespace.clone()).or_default() += 1;
+        }
+        ports
+    }
+
+    /// The client buckets of each of them in a namespace.
+    pub(crate) fn buckets(&self, namespace: &str) -> NonZeroU32 {
+        Affinity::buckets(self.0.get(namespace).copied().unwrap_or_default())
+    }
+
+    /// Counts the service ports that have gained or lost session affinity between two states. Returns those of the
+    /// namespaces in which the number of buckets is another one now.
+    pub(crate) fn update(
+        &mut self,
+        before: &NodeState,
+        after: &NodeState,
+        changed: &BTreeSet<ServicePortKey>,
+    ) -> BTreeSet<ServicePortKey> {
+        let mut earlier = BTreeMap::new();
+        for key in changed.iter().filter(|key| is_affine(before, key) != is_affine(after, key)) {
+            let buckets = self.buckets(&key.namespace);
+            earlier.entry(&key.namespace).or_insert(buckets);
+            let count = self.0.entry(key.namespace.clone()).or_default();
+            *count = if is_affine(after, key) { *count + 1 } else { count.saturating_sub(1) };
+        }
+        self.0.retain(|_, count| *count > 0);
+        let differs = |(namespace, buckets): &(&Arc<str>, NonZeroU32)| self.buckets(namespace) != *buckets;
+        earlier.into_iter().filter(differs).flat_map(|(namespace, _)| in_namespace(after, namespace)).cloned().collect()
+    }
+}
+
+fn is_affine(state: &NodeState, key: &ServicePortKey) -> bool {
+    state.service_port(key).is_some_and(|service| service.port.affinity_seconds.is_some())
+}
+
+/// The service ports with session affinity of a namespace.
+fn in_namespace<'a>(state: &'a NodeState, namespace: &'a Arc<str>) -> impl Iterator<Item = &'a ServicePortKey> {
+    // The lowest name, port name and protocol.
+    let first = ServicePortKey::new(namespace.clone(), "", "", Protocol::Tcp);
+    let service_ports = state.service_ports().iter_from(&first).take_while(move |(key, _)| key.namespace == *namespace);
+    service_ports.filter(|(_, service)| service.port.affinity_seconds.is_some()).map(|(key, _)| key)
+}
