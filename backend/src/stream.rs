@@ -2,17 +2,19 @@
 //!
 //! ```text
 //!            ┌── waiting (a reconnect delay, or that of a drain) ◀────────┐
-//!            ▼                                                             │ ended, idle, rejected, drained
+//!            ▼                                                             │ ended, idle, rejected
 //!   Connect::connect(hello) ──▶ Session ──▶ StreamFollower::next ──▶ StreamEvent
+//!            ▲                                                             │
+//!            └── the session stays open until there is the next one ◀──────┘ drained
 //! ```
 
 mod reconnect;
 mod session;
 
-use std::time::Duration;
+use std::{mem, time::Duration};
 
 use anyhow::{Context as _, Result};
-use futures::future::BoxFuture;
+use futures::future::{self, BoxFuture};
 use proto::model::{ClientMessage, Hello, ServerMessage};
 use runtime::{
     failure::{Recovery, Repeated, chain},
@@ -46,7 +48,11 @@ pub(crate) struct StreamFollower<C> {
 
 enum Phase {
     Waiting(Instant),
-    Connecting(BoxFuture<'static, Result<Session>>),
+    Connecting {
+        connecting: BoxFuture<'static, Result<Session>>,
+        /// The session of a frontend that drains. It is not read meanwhile: the hello says what it had sent.
+        drained: Option<OpenSession>,
+    },
     Open(OpenSession),
 }
 
@@ -63,13 +69,15 @@ impl<C: Connect> StreamFollower<C> {
             match &mut self.phase {
                 Phase::Waiting(until) => {
                     sleep_until(*until).await;
-                    let connecting = self.connect.connect(hello());
-                    self.phase = Phase::Connecting(Box::pin(async move {
-                        let session = timeout(CONNECT_TIMEOUT, connecting).await;
-                        session.with_context(|| format!("no session within {CONNECT_TIMEOUT:?}"))?
-                    }));
+                    self.begin_session(hello(), None);
                 }
-                Phase::Connecting(connecting) => match connecting.await {
+                Phase::Connecting { connecting, drained } => match connecting.await {
+                    Ok(session) if drained.is_some() => {
+                        info!("session ended: another one replaces it");
+                        let connecting = Box::pin(future::ok(session));
+                        self.phase = Phase::Connecting { connecting, drained: None };
+                        return StreamEvent::Lost;
+                    }
                     Ok(session) => {
                         if let Some(Recovery { count: failures, duration }) = self.connect_failures.recovered() {
                             info!(failures, after_ms = duration.as_millis(), "connection restored");
@@ -77,11 +85,19 @@ impl<C: Connect> StreamFollower<C> {
                         self.phase = Phase::Open(OpenSession::new(session));
                         return StreamEvent::Connected;
                     }
-                    Err(error) => self.connect_failed(&error),
+                    Err(error) => {
+                        let drained = drained.take();
+                        self.connect_failed(&error, drained);
+                    }
                 },
                 Phase::Open(session) => match session.next(may_be_idle).await {
                     Ok(Some(ServerMessage::Drain(max))) => session.drain(max),
                     Ok(Some(message)) => return StreamEvent::Message(message),
+                    Ok(None) if session.is_drained() => {
+                        let phase = mem::replace(&mut self.phase, Phase::Waiting(Instant::now()));
+                        let Phase::Open(session) = phase else { continue };
+                        self.begin_session(hello(), Some(session));
+                    }
                     Ok(None) => {}
                     Err(reason) => {
                         self.end_session(reason);
@@ -94,9 +110,18 @@ impl<C: Connect> StreamFollower<C> {
 
     /// Queues a message for the frontend. Without an open session it is dropped.
     pub(crate) fn reply(&mut self, message: ClientMessage) {
-        if let Phase::Open(session) = &mut self.phase {
+        if let Phase::Open(session) | Phase::Connecting { drained: Some(session), .. } = &mut self.phase {
             session.reply(message);
         }
+    }
+
+    fn begin_session(&mut self, hello: Hello, drained: Option<OpenSession>) {
+        let connecting = self.connect.connect(hello);
+        let connecting = Box::pin(async move {
+            let session = timeout(CONNECT_TIMEOUT, connecting).await;
+            session.with_context(|| format!("no session within {CONNECT_TIMEOUT:?}"))?
+        });
+        self.phase = Phase::Connecting { connecting, drained };
     }
 
     /// Ends the session. After a long one the delays are short again; that of a drain replaces them.
@@ -120,9 +145,16 @@ impl<C: Connect> StreamFollower<C> {
         self.phase = Phase::Waiting(Instant::now());
     }
 
-    fn connect_failed(&mut self, error: &anyhow::Error) {
+    fn connect_failed(&mut self, error: &anyhow::Error, drained: Option<OpenSession>) {
+        let error_text = chain(error.as_ref());
+        if let Some(mut session) = drained {
+            info!(error = error_text, "cannot connect to another frontend, following the one that drains");
+            session.drain_deadline = None;
+            self.phase = Phase::Open(session);
+            return;
+        }
         let delay = self.timer.next_delay(error.is::<Rejected>());
-        let error = chain(error.as_ref());
+        let error = error_text;
         let retry_in_ms = delay.as_millis();
         let occurrence = self.connect_failures.failed(&error);
         warn_if_news!(occurrence, error, retry_in_ms, "cannot connect to a frontend, retrying");

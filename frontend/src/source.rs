@@ -22,7 +22,7 @@ pub(crate) use self::manifests::parse_documents;
 #[cfg(feature = "testing")]
 pub(crate) use self::manifests::{ManifestFormat, parse_text as parse_manifests};
 pub use self::{
-    freshness::{Freshness, KindFreshness, WatchPhase},
+    freshness::{Freshness, KindFreshness, UNCONFIRMED, WatchPhase},
     kubernetes::KubernetesApi,
 };
 use crate::object::SourceUpdate;

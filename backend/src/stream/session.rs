@@ -82,7 +82,12 @@ impl OpenSession {
         self.replies.push_back(message);
     }
 
-    /// The next message; `None` after a reply was sent. An error is the reason to end the session, such as no message
+    /// Whether it is time to leave a frontend that drains.
+    pub(super) fn is_drained(&self) -> bool {
+        self.drain_deadline.is_some_and(|deadline| deadline <= Instant::now())
+    }
+
+    /// The next message; `None` after a reply was sent, or at the deadline of a drain. An error is the reason to end the session, such as no message
     /// for [`IDLE_TIMEOUT`], unless it `may_be_idle`. Cancel-safe.
     pub(super) async fn next(&mut self, may_be_idle: bool) -> Result<Option<ServerMessage>, &'static str> {
         let Self { session, replies, is_accepted, last_message, drain_deadline, .. } = self;
@@ -109,7 +114,7 @@ impl OpenSession {
                 }
                 None => Err("the frontend closed it"),
             },
-            () = runtime::sleep_until(*drain_deadline) => Err("the frontend drains"),
+            () = runtime::sleep_until(*drain_deadline) => Ok(None),
             () = sleep_until(idle), if !may_be_idle => Err("no message within the idle timeout"),
         }
     }

@@ -9,9 +9,16 @@ mod loss;
 mod stream;
 mod unfinished;
 
-use std::path::Path;
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
+use futures::future::BoxFuture;
 use proto::{
     digest::Digest,
     model::{
@@ -30,7 +37,7 @@ use super::{
     *,
 };
 use crate::{
-    Backend, ChangeCounts, NodeState, Progress, Runner, RunnerOptions, StateFile,
+    Backend, ChangeCounts, Connect, NodeState, Progress, Runner, RunnerOptions, Session, StateFile,
     testing::{Call, FakeKernel, NODE_NAME, mk_key, mk_state, operations_between},
 };
 
@@ -40,10 +47,18 @@ const EPOCH: Epoch = Epoch(0xe1);
 struct Fixture {
     kernel: FakeKernel,
     sessions: mpsc::UnboundedReceiver<Peer>,
+    /// Whether there is no frontend to connect to.
+    is_unreachable: Arc<AtomicBool>,
     progress: watch::Receiver<Progress>,
     ready: Ready,
     trigger: Trigger,
     runner: JoinHandle<Result<()>>,
+}
+
+/// Connects to the test.
+struct ToTest {
+    opened: mpsc::UnboundedSender<Peer>,
+    is_unreachable: Arc<AtomicBool>,
 }
 
 /// The frontend's end of a session.
@@ -55,20 +70,28 @@ struct Peer {
 
 fn start(kernel: &FakeKernel, state_file: Option<&Path>) -> Fixture {
     let (opened, sessions) = mpsc::unbounded_channel();
-    let attach = move |hello| {
-        let (messages, received) = mpsc::channel(64);
-        let (replies, sent) = mpsc::channel(64);
-        opened.send(Peer { hello, messages, replies: sent }).unwrap();
-        (replies, received)
-    };
+    let is_unreachable = Arc::new(AtomicBool::new(false));
+    let connect = ToTest { opened, is_unreachable: is_unreachable.clone() };
     let ready = Ready::default();
     let state_file = state_file.map(StateFile::local);
     let options = RunnerOptions { state_file, ..RunnerOptions::new(NODE_NAME) };
-    let runner = Runner::new(options, kernel.backend(), attach).with_ready(ready.guard("first state"));
+    let runner = Runner::new(options, kernel.backend(), connect).with_ready(ready.guard("first state"));
     let progress = runner.progress();
     let (trigger, shutdown) = Shutdown::channel();
     let runner = tokio::spawn(runner.run(shutdown));
-    Fixture { kernel: kernel.clone(), sessions, progress, ready, trigger, runner }
+    Fixture { kernel: kernel.clone(), sessions, is_unreachable, progress, ready, trigger, runner }
+}
+
+impl Connect for ToTest {
+    fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>> {
+        if self.is_unreachable.load(Ordering::Relaxed) {
+            return Box::pin(async { bail!("no frontend") });
+        }
+        let (messages, received) = mpsc::channel(64);
+        let (replies, sent) = mpsc::channel(64);
+        self.opened.send(Peer { hello, messages, replies: sent }).unwrap();
+        Box::pin(async { Ok(Session { messages: received, replies }) })
+    }
 }
 
 impl Fixture {

@@ -32,6 +32,10 @@ use super::{
 /// The base of the first batch to a client that does not resume.
 const NO_REVISION: Revision = Revision(0);
 
+/// How long a stream lasts at least until its client is asked to leave a frontend that does not follow the API, and how
+/// long until it is asked again: perhaps no frontend does.
+const LEAVE_INTERVAL: Duration = Duration::from_secs(300);
+
 /// The target size of a message in bytes, before it is compressed; one chunk may be larger. Far below the size limit,
 /// because the buffers of a client stay as large as its largest message, but large, because each message costs a
 /// frontend as much as 50 KB in it.
@@ -82,6 +86,8 @@ pub(super) struct Session<'a> {
     digest_trust: DigestTrust,
     /// When to send a bookmark if nothing else happens.
     pub(super) bookmark_at: Instant,
+    /// From when on the client is asked to leave if this frontend does not follow the API.
+    leave_at: Instant,
     /// When the oldest change in the difference being sent was committed; `None` for anything but a difference.
     committed_at: Option<Instant>,
     /// The newest revision that the client has programmed, according to its last Ack.
@@ -161,6 +167,7 @@ impl<'a> Session<'a> {
             sends_digests: hello.digests.is_some(),
             digest_trust: DigestTrust::Agreed,
             bookmark_at: Instant::now(),
+            leave_at: Instant::now() + LEAVE_INTERVAL,
             committed_at: None,
             programmed: NO_REVISION,
             first: None,
@@ -232,6 +239,21 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         self.send_bookmark(revision, digest).await
+    }
+
+    /// Asks an idle client to reconnect if this frontend does not follow the API: another one may. The client is served
+    /// on if it stays.
+    pub(super) async fn leave_if_outdated(&mut self) -> Result<(), SessionEnd> {
+        let now = Instant::now();
+        let config = &self.context.config;
+        // Streams of any age are for frontends that are the only one.
+        if now < self.leave_at || config.max_stream_age.is_none() || !self.context.freshness.is_outdated() {
+            return Ok(());
+        }
+        self.leave_at = now + LEAVE_INTERVAL;
+        let streams = u32::try_from(self.context.streams.count()).unwrap_or(u32::MAX);
+        debug!("asking the client to follow a frontend that follows the API");
+        self.output.send(OutgoingMessage::Plain(ServerMessage::Drain(config.drain_delay(streams)))).await
     }
 
     pub(super) async fn on_message(&mut self, message: ClientMessage) -> Result<(), SessionEnd> {

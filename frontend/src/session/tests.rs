@@ -2,6 +2,7 @@
 
 mod client;
 mod drain;
+mod outdated;
 mod protocol_errors;
 mod repair;
 mod startup_taint;

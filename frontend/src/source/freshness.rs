@@ -40,6 +40,10 @@ pub struct KindFreshness {
     pub last_error: Option<String>,
 }
 
+/// How long an API server may not have confirmed the objects of a kind while requests fail. Else it does so every
+/// minute.
+pub const UNCONFIRMED: Duration = Duration::from_secs(90);
+
 /// What a source does for a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchPhase {
@@ -59,12 +63,20 @@ impl Freshness {
         lock(&self.kinds).values().cloned().collect()
     }
 
+    /// Whether the objects of a kind may have changed long ago: requests fail, and nothing else confirms them.
+    #[must_use]
+    pub fn is_outdated(&self) -> bool {
+        lock(&self.kinds).values().any(|row| {
+            row.failures > 0 && row.phase != WatchPhase::NotOffered && row.age().is_some_and(|age| age > UNCONFIRMED)
+        })
+    }
+
     pub(super) fn phase(&self, kind: ObjectKind, phase: WatchPhase) {
         self.with(kind, |row| row.phase = phase);
     }
 
     /// Records a complete list, which is a confirmation as well.
-    pub(super) fn listed(&self, kind: ObjectKind) {
+    pub(crate) fn listed(&self, kind: ObjectKind) {
         self.with(kind, |row| row.lists += 1);
         self.confirmed(kind);
     }
@@ -76,7 +88,7 @@ impl Freshness {
         });
     }
 
-    pub(super) fn failed(&self, kind: ObjectKind, error: &str) {
+    pub(crate) fn failed(&self, kind: ObjectKind, error: &str) {
         self.with(kind, |row| {
             row.failures = row.failures.saturating_add(1);
             row.last_error = Some(error.to_owned());

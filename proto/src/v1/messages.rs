@@ -212,7 +212,7 @@ pub struct Bookmark {
     pub digest: u64,
 }
 /// Asks the client to reconnect, to this or another frontend, after a random delay of at most `max_delay_millis`.
-/// The committed state stays programmed.
+/// It may keep the stream until it has another one. The committed state stays programmed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Drain {
     #[prost(uint32, tag = "1")]

@@ -243,6 +243,28 @@ async fn drained_session_is_left_after_a_random_part_of_the_delay() {
     fixture.stop().await;
 }
 
+/// A frontend that does not follow the API asks its clients to leave, and perhaps none of the others admits them.
+#[tokio::test(start_paused = true)]
+async fn drained_session_is_kept_until_there_is_another_one() {
+    let (old, new) = (mk_services(&["default/web"]), mk_services(&["default/web", "default/api"]));
+    let mut fixture = start(&FakeKernel::default(), None);
+    let mut peer = fixture.following(&old).await;
+    fixture.is_unreachable.store(true, Ordering::Relaxed);
+    peer.send(ServerMessage::Drain(Duration::ZERO)).await;
+    peer.barrier().await;
+    peer.commit(1, 2, operations_between(&old, &new)).await;
+    assert_eq!(peer.ack().await.received, Revision(2));
+    assert!(fixture.progress.borrow().connected);
+    fixture.is_unreachable.store(false, Ordering::Relaxed);
+    peer.send(ServerMessage::Drain(Duration::ZERO)).await;
+    let next = fixture.session().await;
+    assert_eq!(next.hello.resume, Some((EPOCH, Revision(2))));
+    next.welcome(EPOCH, SyncMode::Resume).await;
+    next.bookmark(2, total(&new)).await;
+    peer.messages.closed().await;
+    fixture.stop().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn drained_session_is_not_kept_by_further_drains() {
     let mut fixture = start(&FakeKernel::default(), None);

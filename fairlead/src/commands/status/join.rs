@@ -3,11 +3,9 @@
 use std::{cmp::Reverse, collections::BTreeMap, mem, time::Duration};
 
 use anyhow::Error;
+use frontend::source::UNCONFIRMED;
 use proto::v1::{DrainState, NodeStatus, Role, StatusResponse, WaitingDrain, WatchPhase, WatchStatus};
 use serde::Serialize;
-
-/// How long the API may not have confirmed the objects of a kind while requests fail. Else it does so every minute.
-const UNCONFIRMED: Duration = Duration::from_secs(90);
 
 /// When a node counts as behind.
 #[derive(Debug)]
