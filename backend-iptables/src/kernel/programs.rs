@@ -8,9 +8,9 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use backend::driver::{NfTablesWatch, Touched};
-use iptables::{Program, RestoreError, Ruleset, Tools, Variant, VariantSelection};
-use netlink::nft::{NftEvent, TableFamily};
-use proto::model::IpFamily;
+use iptables::{Program, RestoreError, Ruleset, Table, Tools, Variant, VariantSelection, target};
+use netlink::nft::{self, Expr, NftEvent, NftHandle, TableFamily};
+use proto::model::{IpFamily, PerFamily};
 use tracing::info;
 
 use super::{Kernel, Suspicion};
@@ -46,8 +46,9 @@ pub struct IptablesKernel {
     watch: Option<NfTablesWatch>,
     /// The family that was saved last. The families are saved in order; one that cannot be programmed is left out.
     last_saved: Option<IpFamily>,
-    /// How long a save takes. A shorter time is adopted at once, a longer one gradually: the machine may be busy.
-    save_time: Duration,
+    /// How long a save of each family takes. A shorter time is adopted at once, a longer one gradually: the machine may
+    /// be busy.
+    save_time: PerFamily<Duration>,
     /// The family that is read next.
     next: IpFamily,
     /// When that is. Kept when the wait is cancelled.
@@ -79,7 +80,7 @@ impl IptablesKernel {
             tools: Tools::new(variant),
             watch: None,
             last_saved: None,
-            save_time: Duration::ZERO,
+            save_time: PerFamily::default(),
             next: IpFamily::V4,
             due: None,
             dry_run: None,
@@ -104,7 +105,7 @@ impl IptablesKernel {
     async fn detect(&mut self, family: IpFamily) -> Result<Program> {
         if self.tools.detected().is_none() {
             // Opened before anything is read, so that no change is missed.
-            let watch = NfTablesWatch::open(None, touched);
+            let watch = NfTablesWatch::open(None, touched, has_hooks);
             let program = self.tools.program(family).await?;
             self.watch = if program.variant == Variant::Nft { Some(watch?) } else { None };
         }
@@ -126,7 +127,8 @@ impl IptablesKernel {
         let begun = Instant::now();
         let saved = self.tools.save(family).await?;
         let took = begun.elapsed();
-        self.save_time = if took < self.save_time { took } else { (self.save_time * 3 + took) / 4 };
+        let before = self.save_time[family];
+        self.save_time[family] = if took < before { took } else { (before * 3 + took) / 4 };
         Ok(saved)
     }
 }
@@ -205,8 +207,9 @@ impl Kernel for IptablesKernel {
     }
 
     async fn suspect(&mut self) -> Suspicion {
-        let (save_time, next) = (self.save_time, self.next);
-        let due = *self.due.get_or_insert_with(|| Instant::now() + POLL_INTERVAL.max(save_time * POLL_SHARE));
+        let next = self.next;
+        let pause = POLL_INTERVAL.max(self.save_time[next] * POLL_SHARE);
+        let due = *self.due.get_or_insert_with(|| Instant::now() + pause);
         if self.tools.detected().is_none() {
             // Nothing has been programmed yet.
             return std::future::pending().await;
@@ -241,6 +244,27 @@ fn touched(event: &NftEvent) -> Option<Touched> {
         Some(chain) => (*is_deletion && is_hooked(table, chain)).then_some(Touched::Perhaps),
         None => (*is_deletion && *object == "table").then_some(Touched::Perhaps),
     }
+}
+
+/// Whether the built-in chains have our jumps, in each family that has our chains.
+fn has_hooks(handle: &mut NftHandle) -> Result<bool> {
+    let hooks = hooks();
+    for family in IpFamily::ALL {
+        let mut rules = |table: Table, chain| {
+            let listed = handle.rules_of_chain(&nft::Table::new(family, table.name()), chain);
+            listed.with_context(|| format!("list chain {chain} of table {family} {}", table.name()))
+        };
+        if rules(Table::Nat, names::POSTROUTING)?.is_empty() {
+            continue;
+        }
+        for hook in &hooks {
+            let jump = target(&hook.rule).map(|chain| Expr::Verdict(nft::Verdict::jump(chain.to_owned())));
+            if !rules(hook.table, hook.chain)?.iter().any(|listed| listed.rule.exprs.last() == jump.as_ref()) {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
 }
 
 /// Whether the backend has a jump in this chain.

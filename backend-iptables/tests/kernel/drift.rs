@@ -122,6 +122,7 @@ fn changes_of_other_chains_are_not_drift() {
                 &format!("*nat\n:MINE - [0:0]\n{unused}\n-A MINE -j RETURN\n-A PREROUTING -j MINE\nCOMMIT\n"),
             );
             change(variant, "*nat\n-F MINE\n-F UNUSED\n-X UNUSED\nCOMMIT\n");
+            change(variant, "*nat\n-D PREROUTING -j MINE\nCOMMIT\n");
             change(variant, "*mangle\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -j RETURN\nCOMMIT\n");
             assert_eq!(drift(&mut backend, POLL_TIME).await, None, "{variant}");
             assert_eq!(backend.reconcile_all(&state()).await.unwrap().writes, 0);

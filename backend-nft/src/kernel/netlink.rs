@@ -62,7 +62,7 @@ impl Netlink {
     /// Opens the network namespace of the calling thread.
     pub(crate) fn open() -> Result<Self> {
         let handle = NftHandle::open().context("open a netlink socket")?;
-        let watch = NfTablesWatch::open(Some(handle.port()), touched)?;
+        let watch = NfTablesWatch::open(Some(handle.port()), touched, |_| Ok(true))?;
         let worker = WorkerThread::spawn("nftables", Worker { handle, names: ObjectNames::new() })?;
         Ok(Self { worker, watch, recorded: None })
     }

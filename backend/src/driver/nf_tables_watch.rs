@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   notification ── of our own transaction, or of foreign tables: counted ── of our objects: drift
+//!                └─ of what may have been ours: are all of ours there? if not: perhaps drift
 //!   notifications lost, or not subscribed ─▶ is the generation the one that was counted? if not: perhaps drift
 //! ```
 
@@ -28,21 +29,25 @@ pub struct NfTablesWatch {
     monitor: NftMonitor,
     handle: NftHandle,
     tracker: GenerationTracker,
+    is_intact: IsIntact,
     /// Registered on first use, because only then a tokio runtime with IO is needed.
     readable: Option<AsyncFd<OwnedFd>>,
 }
 
+/// Whether all objects are there that [`Touched::Perhaps`] is about.
+type IsIntact = fn(&mut NftHandle) -> Result<bool>;
+
 impl NfTablesWatch {
     /// Subscribes. `own_port`: the netlink port of our own transactions, if this process makes them; `touched`: what a
-    /// notification changes of ours.
+    /// notification changes of ours; `is_intact`: whether all objects are there that may have been touched.
     ///
     /// # Errors
     /// When a netlink socket could not be opened.
-    pub fn open(own_port: Option<u32>, touched: fn(&NftEvent) -> Option<Touched>) -> Result<Self> {
+    pub fn open(own_port: Option<u32>, touched: fn(&NftEvent) -> Option<Touched>, is_intact: IsIntact) -> Result<Self> {
         let monitor = NftMonitor::open().context("subscribe to nf_tables notifications")?;
         let mut handle = NftHandle::open().context("open a netlink socket")?;
         let tracker = GenerationTracker::new(own_port, touched, generation(&mut handle)?);
-        Ok(Self { monitor, handle, tracker, readable: None })
+        Ok(Self { monitor, handle, tracker, is_intact, readable: None })
     }
 
     /// Forgets all notifications so far. To be called before the tables are listed.
@@ -63,6 +68,7 @@ impl NfTablesWatch {
     /// Whether no other process has changed our objects since the restart. Errors and lost notifications leave it open.
     pub fn is_untouched(&mut self) -> bool {
         let is_accounted = self.receive().is_ok()
+            && self.check().is_ok()
             && generation(&mut self.handle).is_ok_and(|generation| self.tracker.accounts_for(generation));
         is_accounted && self.tracker.drift.is_none()
     }
@@ -95,6 +101,7 @@ impl NfTablesWatch {
     async fn wait_for_drift(&mut self) -> Result<Drift> {
         loop {
             self.receive()?;
+            self.check()?;
             if let Some(drift) = self.tracker.drift.take() {
                 return Ok(drift);
             }
@@ -109,6 +116,17 @@ impl NfTablesWatch {
             // The queued notifications are received next; later ones make the socket readable again.
             readable.readable().await.context("wait for nf_tables notifications")?.clear_ready();
         }
+    }
+
+    /// Checks what may have been touched.
+    fn check(&mut self) -> Result<()> {
+        if self.tracker.is_suspect {
+            if !(self.is_intact)(&mut self.handle)? {
+                self.tracker.drift.get_or_insert(Drift::Possible);
+            }
+            self.tracker.is_suspect = false;
+        }
+        Ok(())
     }
 
     fn receive(&mut self) -> Result<()> {

@@ -90,6 +90,13 @@ impl NftHandle {
         request.collect(&mut self.socket, "a rule", |_| true, decode::rule)
     }
 
+    /// `list chain`: the rules of the chain, in order; empty if it does not exist.
+    pub fn rules_of_chain(&mut self, table: &Table, chain: &str) -> Result<Vec<ListedRule>> {
+        let mut request = Request::of(table, msg::GETRULE, "list chain");
+        request.name(abi::rule::CHAIN, chain);
+        request.collect(&mut self.socket, "a rule", |_| true, decode::rule)
+    }
+
     /// `list set` or `list map`: calls `visit` with each element, borrowed from the receive buffer, and the value from
     /// `start`. Each time another process changes the ruleset during the dump, it calls `start` again and restarts.
     /// Elements that expire during the dump of a set with timeouts can hide others.

@@ -7,13 +7,15 @@ use netlink::nft::NftEvent;
 
 use crate::Drift;
 
-/// What a notification changes of ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What notifications change of ours. The last one takes precedence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Touched {
+    /// An object that may have been ours: whether all of ours are there tells.
+    Perhaps,
+    /// Notifications are missing.
+    Unknown,
     /// An object of ours, of this kind.
     Ours(&'static str),
-    /// An object that may have been ours.
-    Perhaps,
 }
 
 /// Which generations are accounted for, and whether a notification means that our objects changed.
@@ -30,6 +32,8 @@ pub(super) struct GenerationTracker {
     /// What the transaction that is being notified changes of ours.
     touched: Option<Touched>,
     pub(super) drift: Option<Drift>,
+    /// Whether an object of ours may have been deleted since that was checked.
+    pub(super) is_suspect: bool,
 }
 
 impl GenerationTracker {
@@ -42,6 +46,7 @@ impl GenerationTracker {
             unsure: false,
             touched: None,
             drift: None,
+            is_suspect: false,
         }
     }
 
@@ -68,19 +73,14 @@ impl GenerationTracker {
     /// Notifications may be missing. That of the next generation may be all that is left of a transaction.
     pub(super) fn lost(&mut self) {
         self.unsure = true;
-        self.touched.get_or_insert(Touched::Perhaps);
+        self.touched = self.touched.max(Some(Touched::Unknown));
     }
 
     pub(super) fn notified(&mut self, event: NftEvent) {
         match event {
             NftEvent::Lost => self.lost(),
             NftEvent::Changed { port, .. } | NftEvent::Generation { port, .. } if self.own_port == Some(port) => {}
-            NftEvent::Changed { .. } => {
-                // A change that certainly concerns our objects takes precedence over one that may.
-                if !matches!(self.touched, Some(Touched::Ours(_))) {
-                    self.touched = (self.touched_by)(&event).or(self.touched);
-                }
-            }
+            NftEvent::Changed { .. } => self.touched = self.touched.max((self.touched_by)(&event)),
             NftEvent::Generation { id, pid, process, port: _ } => {
                 let touched = self.touched.take();
                 // The numbers wrap around.
@@ -89,7 +89,11 @@ impl GenerationTracker {
                 }
                 match touched {
                     None => self.committed(1),
-                    Some(Touched::Perhaps) => drop(self.drift.get_or_insert(Drift::Possible)),
+                    Some(Touched::Perhaps) => {
+                        self.committed(1);
+                        self.is_suspect = true;
+                    }
+                    Some(Touched::Unknown) => drop(self.drift.get_or_insert(Drift::Possible)),
                     Some(Touched::Ours(object)) if !matches!(self.drift, Some(Drift::Changed { .. })) => {
                         self.drift = Some(Drift::Changed { object: object.to_owned(), process, pid });
                     }

@@ -1,5 +1,7 @@
 //! Tests of the accounting of nf_tables generations.
 
+use std::mem;
+
 use netlink::nft::TableFamily;
 
 use super::*;
@@ -48,9 +50,15 @@ fn a_change_of_our_objects_by_another_process_is_drift_once_its_transaction_is_c
 }
 
 #[test]
-fn a_change_of_an_object_that_may_have_been_ours_is_unsure() {
+fn a_change_of_an_object_that_may_have_been_ours_is_checked() {
     let shared = || [changed("shared", NFT_PORT), generation(11, NFT_PORT)];
-    assert_eq!(drift(&mut tracker(), shared()), Some(Drift::Possible));
+    let mut checked = tracker();
+    assert_eq!(drift(&mut checked, shared()), None);
+    assert!(mem::take(&mut checked.is_suspect) && checked.accounts_for(11));
+    assert_eq!(drift(&mut checked, [changed("foreign", NFT_PORT), generation(12, NFT_PORT)]), None);
+    assert!(!checked.is_suspect);
+    let lost = [NftEvent::Lost, changed("shared", NFT_PORT), generation(11, NFT_PORT)];
+    assert_eq!(drift(&mut tracker(), lost), Some(Drift::Possible));
     let both = [changed("shared", NFT_PORT), changed("ours", NFT_PORT), generation(11, NFT_PORT)];
     assert_eq!(drift(&mut tracker(), both), by_nft(), "a certain change wins");
     let ours = [changed("ours", NFT_PORT), generation(12, NFT_PORT)];
