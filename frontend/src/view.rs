@@ -34,7 +34,7 @@ pub(crate) use self::{
 use self::{
     merge::{MergedEndpoint, Usability, merge},
     selection::{
-        ClusterSelection, UsedEndpoints, local, local_pool, on_missing_nodes, unused_by_node, unused_of_cluster,
+        ClusterSelection, UsedEndpoints, is_on_missing_node, local, local_pool, unused_by_node, unused_of_cluster,
     },
 };
 
@@ -100,12 +100,14 @@ pub(crate) fn view(
                 (established, Scoped::default())
             }
             (Protocol::Tcp, ConnectionResets::NodeGone) if is_served => {
-                (Scoped::default(), everywhere(on_missing_nodes(in_family(family), endpoints)))
+                let gone = in_family(family).filter(|merged| is_on_missing_node(merged, endpoints));
+                (Scoped::default(), everywhere(gone.map(|merged| merged.to_endpoint(false)).collect()))
             }
             // With a subset of the endpoints, others exist.
             (Protocol::Tcp, ConnectionResets::Removed) if is_served && !endpoints.is_subset() => {
                 let others = everywhere(iter::once(Endpoint::any_other(family)).collect());
-                (everywhere(unused_of_cluster(in_family(family), &cluster[family])), others)
+                let kept = in_family(family).filter(|merged| !is_on_missing_node(merged, endpoints));
+                (everywhere(unused_of_cluster(kept, &cluster[family])), others)
             }
             _ => Default::default(),
         }

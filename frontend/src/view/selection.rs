@@ -84,17 +84,11 @@ pub(super) fn local_pool(used: &UsedEndpoints<'_>) -> Pool {
     used.endpoints.iter().map(|merged| merged.to_endpoint(terminating)).collect()
 }
 
-/// The endpoints that do not serve, on Nodes of which there is no object. The Node object of one that serves may be
+/// Whether an endpoint does not serve, on a Node of which there is no object. The Node object of one that serves may be
 /// missing by mistake, or not be known yet.
-pub(super) fn on_missing_nodes<'m, 'a: 'm>(
-    endpoints: impl Iterator<Item = &'m MergedEndpoint<'a>>,
-    of_service: &ServiceEndpoints<'_>,
-) -> Pool {
-    let is_gone = |merged: &&MergedEndpoint<'_>| {
-        let SliceEndpoint { ready, serving, ref node, .. } = *merged.endpoint;
-        !ready && !serving && node.as_ref().is_some_and(|node| !of_service.has_node(node))
-    };
-    endpoints.filter(is_gone).map(|merged| merged.to_endpoint(false)).collect()
+pub(super) fn is_on_missing_node(merged: &MergedEndpoint<'_>, of_service: &ServiceEndpoints<'_>) -> bool {
+    let SliceEndpoint { ready, serving, ref node, .. } = *merged.endpoint;
+    !ready && !serving && node.as_ref().is_some_and(|node| !of_service.has_node(node))
 }
 
 /// What established flows may keep of these endpoints, besides the cluster pools: the same for every node. Where hints
