@@ -40,9 +40,9 @@ pub struct KindFreshness {
     pub last_error: Option<String>,
 }
 
-/// How long an API server may not have confirmed the objects of a kind while requests fail. Else it does so every
-/// minute.
-pub const UNCONFIRMED: Duration = Duration::from_secs(90);
+/// How long an API server may not have confirmed the objects of a kind while requests fail. Longer than a comparison of
+/// the objects takes that follows a silence: without bookmarks each watch of a kind that does not change fails.
+pub const UNCONFIRMED: Duration = Duration::from_secs(180);
 
 /// What a source does for a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

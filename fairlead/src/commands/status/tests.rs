@@ -230,7 +230,7 @@ fn frontend_that_does_not_follow_the_api_is_named() {
         let status = StatusResponse { watches, ..frontend(1, 3, vec![node("a", 3)]) };
         join(vec![("unix:/a", Ok(status)), ("unix:/b", Ok(frontend(2, 17, vec![node("b", 17)])))], &limits())
     };
-    let lost = overview(vec![watch("Node", 30, 1), watch("Service", 91, 1), watch("EndpointSlice", 337, 7)]);
+    let lost = overview(vec![watch("Node", 30, 1), watch("Service", 181, 1), watch("EndpointSlice", 337, 7)]);
     assert!(!lost.is_healthy());
     assert_eq!(json::of(&lost, &args(&[]))["healthy"], false);
     let expected = "\
@@ -241,7 +241,7 @@ unix:/b: revision 17, programmed on all nodes 17, 7 service ports, 21 endpoints
     assert!(text.ends_with(expected), "{text}");
     // A kind without events and bookmarks, a failure that may pass, and a kind that the API does not have any more.
     let not_offered = WatchStatus { phase: WatchPhase::NotOffered.into(), ..watch("ServiceCIDR", 900, 3) };
-    let fine = overview(vec![watch("Node", 140, 0), watch("Service", 80, 9), not_offered]);
+    let fine = overview(vec![watch("Node", 140, 0), watch("Service", 170, 9), not_offered]);
     assert!(fine.is_healthy(), "{}", table::render(&fine, &args(&[])));
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use runtime::Ready;
 
 use super::*;
-use crate::{Config as FrontendConfig, Frontend};
+use crate::{Config as FrontendConfig, Frontend, source::UNCONFIRMED};
 
 #[tokio::test]
 async fn each_kind_has_a_row_from_the_start() {
@@ -93,4 +93,11 @@ async fn no_backend_is_served_before_each_kind_has_been_listed() {
 
 fn parsed_node() -> ParsedObject {
     crate::testing::parsed(crate::testing::node("n1", "x"))
+}
+
+/// Each watch of a kind that does not change fails where the API server sends no bookmarks.
+#[test]
+fn silent_watch_is_verified_before_it_counts_as_outdated() {
+    let Deadlines { silence, grace, .. } = Deadlines::default();
+    assert!(silence + 4 * grace < UNCONFIRMED);
 }
