@@ -107,11 +107,17 @@ impl NotDrained {
     }
 }
 
-/// Asks until no node sends new connections to a pod any more, at most for this time.
+/// Asks until no node sends new connections to a pod any more, at most for this time. While `is_scarce`, an address that
+/// is in no EndpointSlice does not wait: it may be that of a stranger, and others wait for its place.
 ///
 /// # Errors
 /// When no frontend is known.
-pub async fn wait(frontends: &dyn AskFrontends, addresses: &[IpAddr], patience: Duration) -> Result<Drained> {
+pub async fn wait(
+    frontends: &dyn AskFrontends,
+    addresses: &[IpAddr],
+    patience: Duration,
+    is_scarce: impl Fn() -> bool,
+) -> Result<Drained> {
     let begun = Instant::now();
     let deadline = begun + patience;
     let addresses: Vec<_> = addresses.iter().map(pack_address).collect();
@@ -120,9 +126,14 @@ pub async fn wait(frontends: &dyn AskFrontends, addresses: &[IpAddr], patience: 
     loop {
         let asked = Instant::now();
         let limit = until.saturating_duration_since(asked).min(round).max(MIN_ROUND);
-        let wait_millis = u32::try_from((limit - (limit / 2).min(ARRIVAL)).as_millis()).unwrap_or(u32::MAX);
+        let is_hurried = asked == begun && is_scarce();
+        let wait = if is_hurried { Duration::ZERO } else { limit - (limit / 2).min(ARRIVAL) };
+        let wait_millis = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
         let answers = frontends.ask(DrainedRequest { addresses: addresses.clone(), wait_millis }, limit).await?;
-        let (drained, delay) = combined(&answers);
+        let (drained, mut delay) = combined(&answers);
+        if drained == Drained::Unknown && is_scarce() {
+            delay = Duration::ZERO;
+        }
         let now = Instant::now();
         let since = if matches!(drained, Drained::Yes { .. }) {
             // A frontend may answer early, and another one fail later than that.

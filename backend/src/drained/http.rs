@@ -141,7 +141,7 @@ impl Drains {
         let (logged, metrics) = (self.logged.clone(), self.metrics.clone());
         let Question { addresses, timeout } = question.clone();
         let answer = async move {
-            let drained = wait(&*frontends, &addresses, timeout).await;
+            let drained = wait(&*frontends, &addresses, timeout, || permit.is_scarce()).await;
             let waited = begun.elapsed();
             metrics.finished(&drained, waited);
             drop(permit);

@@ -60,6 +60,11 @@ impl Sources {
         self.enter(source, false)
     }
 
+    /// Whether half of all places are taken.
+    fn is_scarce(&self) -> bool {
+        self.waiting.get() >= MAX_WAITING / 2
+    }
+
     fn enter(&self, source: IpAddr, has_place: bool) -> Result<WaitPermit, String> {
         let now = Instant::now();
         let mut sources = lock(&self.by_address);
@@ -72,7 +77,7 @@ impl Sources {
         if sources.len() >= MAX_SOURCES && !sources.contains_key(&source) {
             return Err("too many clients ask this node: try again".to_owned());
         }
-        let is_scarce = has_place && self.waiting.get() >= MAX_WAITING / 2;
+        let is_scarce = has_place && self.is_scarce();
         let new = || Source { waiting: 0, questions: TokenBucket::full(now) };
         let Source { waiting, questions } = sources.entry(source).or_insert_with(new);
         let limit = if is_scarce { 1 } else { MAX_OF_POD };
@@ -85,6 +90,13 @@ impl Sources {
         *waiting += 1;
         self.waiting.inc_by(has_place.into());
         Ok(WaitPermit { sources: self.clone(), source, has_place })
+    }
+}
+
+impl WaitPermit {
+    /// Whether others may wait for the place.
+    pub(super) fn is_scarce(&self) -> bool {
+        self.sources.is_scarce()
     }
 }
 

@@ -1,6 +1,9 @@
 //! What the answers of several frontends mean together, and how long it is waited for them.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
 
 use anyhow::anyhow;
 use hyper::{Request, StatusCode};
@@ -97,7 +100,7 @@ async fn asked(rounds: Vec<Vec<FrontendAnswer>>) -> (Drained, u64) {
 async fn asked_for(rounds: Vec<Vec<FrontendAnswer>>, seconds: u64) -> (Drained, u64) {
     let begun = Instant::now();
     let rounds = Rounds(Mutex::new(rounds));
-    let drained = wait(&rounds, &["10.0.0.1".parse().unwrap()], Duration::from_secs(seconds)).await.unwrap();
+    let drained = wait(&rounds, &["10.0.0.1".parse().unwrap()], Duration::from_secs(seconds), || false).await.unwrap();
     (drained, begun.elapsed().as_secs())
 }
 
@@ -225,6 +228,20 @@ async fn questions_beyond_the_bound_are_refused() {
         assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
     }
     assert!(matches!(ask("/drained"), Some(Answer::Deferred(..))));
+}
+
+/// The attack: a host with many addresses, of which none is that of a pod, asks from another one again and again.
+#[tokio::test(start_paused = true)]
+async fn addresses_in_no_slice_leave_places_to_pods() {
+    let drains = Drains::new(Arc::new(Rounds(Mutex::new(vec![vec![of_state(DrainState::Unknown)]]))));
+    for stranger in 0..1_000u16 {
+        let mut request = Request::get("/drained").body(()).unwrap();
+        let address = IpAddr::from([0xfd00, 0xbad, 0, 0, 0, 0, 0, stranger]);
+        request.extensions_mut().insert(Client(SocketAddr::new(address, 40_000)));
+        let Some(Answer::Deferred(_, response)) = drains.answer(&request) else { panic!("{stranger} is refused") };
+        tokio::spawn(response);
+        sleep(Duration::from_millis(10)).await;
+    }
 }
 
 /// The hooks of two containers.

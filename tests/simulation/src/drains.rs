@@ -91,7 +91,7 @@ pub(crate) async fn drain(
     is_current: impl Fn() -> bool,
 ) {
     let frontends = Frontends { network, known: Mutex::default() };
-    let drained = wait(&frontends, &[address], PATIENCE).await;
+    let drained = wait(&frontends, &[address], PATIENCE, || false).await;
     trace!(trace, "pod {address}: {drained:?}");
     let Ok(Drained::Yes { absent: 0, silent }) = drained else { return };
     let know_all = frontends.known.lock().unwrap_or_else(PoisonError::into_inner).contains(&cluster);
