@@ -9,7 +9,7 @@ use bytes::Bytes;
 use proto::{
     digest::Digest,
     encoded::EncodedMessage,
-    model::{Epoch, KindVersions, NodeInfo, Operation, Revision, Role, ServerMessage, SourceVersion},
+    model::{Bookmark, Epoch, KindVersions, NodeInfo, Operation, Revision, Role, ServerMessage, SourceVersion},
 };
 
 use crate::{
@@ -42,7 +42,9 @@ pub fn server_messages<'a>(messages: impl IntoIterator<Item = &'a [u8]>) {
         let committed = replica.committed().map(|(_, revision)| revision);
         match &mut message {
             ServerMessage::Batch(batch) if batch.base.0 % 2 == 0 => batch.base = committed.unwrap_or_default(),
-            ServerMessage::Bookmark(_, digest) if digest.0 % 2 == 0 => *digest = replica.state().digests().total(),
+            ServerMessage::Bookmark(Bookmark { digest, .. }) if digest.0 % 2 == 0 => {
+                *digest = replica.state().digests().total()
+            }
             _ => {}
         }
         match replica.handle(message) {
@@ -69,8 +71,8 @@ pub fn state_file(bytes: &[u8]) {
         rest = others;
         let encoded = EncodedMessage::from_bytes(Bytes::copy_from_slice(chunk));
         match ServerMessage::try_from(encoded) {
-            Ok(ServerMessage::Bookmark(revision, digest)) if digest.0 % 2 == 0 => {
-                let end = ServerMessage::Bookmark(revision, state.digests().total());
+            Ok(ServerMessage::Bookmark(Bookmark { revision, digest, .. })) if digest.0 % 2 == 0 => {
+                let end = ServerMessage::Bookmark(Bookmark::new(revision, state.digests().total()));
                 snapshot::put(&mut chunks, &EncodedMessage::new(&end).to_bytes());
             }
             Ok(ServerMessage::Batch(batch)) => {

@@ -255,7 +255,9 @@ impl Replica {
             (ServerMessage::Welcome(_), Some(_)) => Err(Violation::SecondWelcome),
             (_, None) => Err(Violation::NoWelcome),
             (ServerMessage::Batch(batch), Some(position)) => self.batch(batch, position),
-            (ServerMessage::Bookmark(revision, digest), Some(position)) => self.bookmark(revision, digest, position),
+            (ServerMessage::Bookmark(bookmark), Some(position)) => {
+                self.bookmark(bookmark.revision, bookmark.digest, position)
+            }
             (ServerMessage::DigestRequest, Some(_)) => Ok(Reaction::Reply(self.digests())),
             // The stream follower handles it.
             (ServerMessage::Drain(_), Some(_)) => Ok(Reaction::None),
@@ -263,7 +265,7 @@ impl Replica {
     }
 
     fn welcome(&mut self, welcome: Welcome) -> Result<(), Violation> {
-        let Welcome { epoch, mode, source_version, kind_versions } = welcome;
+        let Welcome { epoch, mode, source_version, kind_versions, is_outdated: _ } = welcome;
         for (kind, version, committed) in kind_versions.older_kinds(self.kind_versions) {
             warn!(kind, %version, %committed, "the frontend has older objects of a kind than this node");
         }

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!            ┌── waiting (a reconnect delay, or that of a drain) ◀────────┐
-//!            ▼                                                             │ ended, idle, rejected
+//!            ▼                                                             │ ended, idle, rejected, drained
 //!   Connect::connect(hello) ──▶ Session ──▶ StreamFollower::next ──▶ StreamEvent
 //!            ▲                                                             │
-//!            └── the session stays open until there is the next one ◀──────┘ drained
+//!            └── the session stays until another one has its Welcome ◀─────┘ outdated
 //! ```
 
 mod reconnect;
@@ -13,9 +13,9 @@ mod session;
 
 use std::{mem, time::Duration};
 
-use anyhow::{Context as _, Result};
-use futures::future::{self, BoxFuture};
-use proto::model::{ClientMessage, Hello, ServerMessage};
+use anyhow::{Context as _, Result, bail};
+use futures::future::BoxFuture;
+use proto::model::{ClientMessage, Hello, ServerMessage, Welcome};
 use runtime::{
     failure::{Recovery, Repeated, chain},
     warn_if_news,
@@ -29,6 +29,9 @@ use session::OpenSession;
 pub use session::{Connect, Rejected, Session};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same while there is a session, which is not read meanwhile: half of the time after which a node counts as one
+/// that does not acknowledge.
+const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(crate) enum StreamEvent {
@@ -48,12 +51,14 @@ pub(crate) struct StreamFollower<C> {
 
 enum Phase {
     Waiting(Instant),
-    Connecting {
-        connecting: BoxFuture<'static, Result<Session>>,
-        /// The session of a frontend that drains. It is not read meanwhile: the hello says what it had sent.
-        drained: Option<OpenSession>,
-    },
+    Connecting(BoxFuture<'static, Result<Session>>),
     Open(OpenSession),
+    /// The frontend does not follow the API. Its session is not read meanwhile: the hello says what it had sent.
+    Replacing {
+        outdated: OpenSession,
+        successor: BoxFuture<'static, Result<OpenSession>>,
+    },
+    Replaced(OpenSession),
 }
 
 impl<C: Connect> StreamFollower<C> {
@@ -69,15 +74,13 @@ impl<C: Connect> StreamFollower<C> {
             match &mut self.phase {
                 Phase::Waiting(until) => {
                     sleep_until(*until).await;
-                    self.begin_session(hello(), None);
+                    let connecting = self.connect.connect(hello());
+                    self.phase = Phase::Connecting(Box::pin(async move {
+                        let session = timeout(CONNECT_TIMEOUT, connecting).await;
+                        session.with_context(|| format!("no session within {CONNECT_TIMEOUT:?}"))?
+                    }));
                 }
-                Phase::Connecting { connecting, drained } => match connecting.await {
-                    Ok(session) if drained.is_some() => {
-                        info!("session ended: another one replaces it");
-                        let connecting = Box::pin(future::ok(session));
-                        self.phase = Phase::Connecting { connecting, drained: None };
-                        return StreamEvent::Lost;
-                    }
+                Phase::Connecting(connecting) => match connecting.await {
                     Ok(session) => {
                         if let Some(Recovery { count: failures, duration }) = self.connect_failures.recovered() {
                             info!(failures, after_ms = duration.as_millis(), "connection restored");
@@ -85,18 +88,33 @@ impl<C: Connect> StreamFollower<C> {
                         self.phase = Phase::Open(OpenSession::new(session));
                         return StreamEvent::Connected;
                     }
+                    Err(error) => self.connect_failed(&error),
+                },
+                Phase::Open(session) if session.is_to_be_replaced() => self.begin_replacement(hello()),
+                Phase::Replacing { successor, .. } => match successor.await {
+                    Ok(session) => {
+                        info!("session ended: a frontend that follows the API replaces this one");
+                        self.phase = Phase::Replaced(session);
+                        return StreamEvent::Lost;
+                    }
                     Err(error) => {
-                        let drained = drained.take();
-                        self.connect_failed(&error, drained);
+                        info!(error = chain(error.as_ref()), "no frontend is known to follow the API, staying");
+                        self.end_replacement();
                     }
                 },
+                Phase::Replaced(_) => {
+                    self.timer.reset();
+                    let Phase::Replaced(session) = self.take_phase() else { continue };
+                    self.phase = Phase::Open(session);
+                    return StreamEvent::Connected;
+                }
                 Phase::Open(session) => match session.next(may_be_idle).await {
                     Ok(Some(ServerMessage::Drain(max))) => session.drain(max),
-                    Ok(Some(message)) => return StreamEvent::Message(message),
-                    Ok(None) if session.is_drained() => {
-                        let phase = mem::replace(&mut self.phase, Phase::Waiting(Instant::now()));
-                        let Phase::Open(session) = phase else { continue };
-                        self.begin_session(hello(), Some(session));
+                    Ok(Some(message)) => {
+                        if let ServerMessage::Bookmark(bookmark) = &message {
+                            session.outdated(bookmark.is_outdated);
+                        }
+                        return StreamEvent::Message(message);
                     }
                     Ok(None) => {}
                     Err(reason) => {
@@ -110,18 +128,39 @@ impl<C: Connect> StreamFollower<C> {
 
     /// Queues a message for the frontend. Without an open session it is dropped.
     pub(crate) fn reply(&mut self, message: ClientMessage) {
-        if let Phase::Open(session) | Phase::Connecting { drained: Some(session), .. } = &mut self.phase {
+        if let Phase::Open(session) | Phase::Replacing { outdated: session, .. } = &mut self.phase {
             session.reply(message);
         }
     }
 
-    fn begin_session(&mut self, hello: Hello, drained: Option<OpenSession>) {
+    fn take_phase(&mut self) -> Phase {
+        mem::replace(&mut self.phase, Phase::Waiting(Instant::now()))
+    }
+
+    /// Connects to another frontend. The session of this one stays until that has sent its Welcome.
+    fn begin_replacement(&mut self, hello: Hello) {
+        let Phase::Open(outdated) = self.take_phase() else { return };
         let connecting = self.connect.connect(hello);
-        let connecting = Box::pin(async move {
-            let session = timeout(CONNECT_TIMEOUT, connecting).await;
-            session.with_context(|| format!("no session within {CONNECT_TIMEOUT:?}"))?
+        let successor = async move {
+            let mut session = connecting.await?;
+            match session.messages.recv().await.context("the frontend ended the stream")? {
+                ServerMessage::Welcome(Welcome { is_outdated: true, .. }) => bail!("it does not follow the API either"),
+                first => Ok(OpenSession::begun(session, first)),
+            }
+        };
+        let successor = Box::pin(async move {
+            let session = timeout(REPLACEMENT_TIMEOUT, successor).await;
+            session.with_context(|| format!("no Welcome within {REPLACEMENT_TIMEOUT:?}"))?
         });
-        self.phase = Phase::Connecting { connecting, drained };
+        self.phase = Phase::Replacing { outdated, successor };
+    }
+
+    /// Follows the outdated frontend on.
+    fn end_replacement(&mut self) {
+        if let Phase::Replacing { mut outdated, .. } = self.take_phase() {
+            outdated.keep();
+            self.phase = Phase::Open(outdated);
+        }
     }
 
     /// Ends the session. After a long one the delays are short again; that of a drain replaces them.
@@ -145,16 +184,9 @@ impl<C: Connect> StreamFollower<C> {
         self.phase = Phase::Waiting(Instant::now());
     }
 
-    fn connect_failed(&mut self, error: &anyhow::Error, drained: Option<OpenSession>) {
-        let error_text = chain(error.as_ref());
-        if let Some(mut session) = drained {
-            info!(error = error_text, "cannot connect to another frontend, following the one that drains");
-            session.drain_deadline = None;
-            self.phase = Phase::Open(session);
-            return;
-        }
+    fn connect_failed(&mut self, error: &anyhow::Error) {
         let delay = self.timer.next_delay(error.is::<Rejected>());
-        let error = error_text;
+        let error = chain(error.as_ref());
         let retry_in_ms = delay.as_millis();
         let occurrence = self.connect_failures.failed(&error);
         warn_if_news!(occurrence, error, retry_in_ms, "cannot connect to a frontend, retrying");

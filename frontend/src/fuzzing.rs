@@ -14,7 +14,7 @@ use futures::StreamExt as _;
 use http::Response;
 use proto::{
     digest::Digest,
-    model::{Ack, ClientMessage, ClusterInfo, Operation, Revision, ServerMessage},
+    model::{Ack, Bookmark, ClientMessage, ClusterInfo, Operation, Revision, ServerMessage},
 };
 use runtime::{Shutdown, lock};
 use rustls::pki_types::CertificateDer;
@@ -197,7 +197,7 @@ impl Sessions {
                 while let Ok(message) = from_session.try_recv() {
                     match message.into_message() {
                         ServerMessage::Batch(batch) => sent = batch.target,
-                        ServerMessage::Bookmark(revision, _) => sent = revision,
+                        ServerMessage::Bookmark(Bookmark { revision, .. }) => sent = revision,
                         _ => {}
                     }
                 }

@@ -246,7 +246,6 @@ async fn serve(
             () = &mut timer, if idle => {
                 if session.bookmark_at <= Instant::now() {
                     session.bookmark().await?;
-                    session.leave_if_outdated().await?;
                 }
                 timer.as_mut().reset(session.bookmark_at);
             }

@@ -16,7 +16,7 @@ use proto::{
     PROTOCOL_VERSION,
     digest::Digest,
     encoded::EncodedMessage,
-    model::{Ack, Batch, Epoch, Operation, Revision, ServerMessage, SourceVersion, SyncMode, Welcome},
+    model::{Ack, Batch, Bookmark, Epoch, Operation, Revision, ServerMessage, SourceVersion, SyncMode, Welcome},
     v1::{self, server},
 };
 use tokio::{
@@ -134,6 +134,7 @@ fn mk_welcome() -> ServerMessage {
         mode: SyncMode::Repair,
         source_version: SourceVersion(0),
         kind_versions: proto::model::KindVersions::default(),
+        is_outdated: false,
     })
 }
 
@@ -156,7 +157,7 @@ async fn messages_pass_in_both_directions() {
     let messages = [
         mk_welcome(),
         batch(operations),
-        ServerMessage::Bookmark(Revision(1), Digest(5)),
+        ServerMessage::Bookmark(Bookmark::new(Revision(1), Digest(5))),
         ServerMessage::DigestRequest,
         ServerMessage::Drain(Duration::from_secs(3)),
     ];

@@ -2,7 +2,7 @@
 
 use std::time::UNIX_EPOCH;
 
-use proto::encoded::EncodedMessage;
+use proto::{encoded::EncodedMessage, model::Bookmark};
 
 use super::*;
 use crate::{
@@ -36,6 +36,7 @@ fn welcome(replica: &mut Replica, mode: SyncMode) {
         mode,
         source_version: SourceVersion::default(),
         kind_versions: KindVersions::default(),
+        is_outdated: false,
     };
     assert_eq!(handle(replica, &ServerMessage::Welcome(welcome)), Reaction::None);
 }
@@ -89,7 +90,7 @@ fn a_bookmark_confirms_the_state_of_a_session() {
     welcome(&mut replica, SyncMode::Resume);
     let digest = replica.state().digests().total();
     for departed in [None, Some(DepartedEndpoints::new())] {
-        let reaction = handle(&mut replica, &ServerMessage::Bookmark(Revision(1), digest));
+        let reaction = handle(&mut replica, &ServerMessage::Bookmark(Bookmark::new(Revision(1), digest)));
         assert!(matches!(reaction, Reaction::Commit(committed) if committed.departed == departed));
     }
     assert_eq!(commit(&mut replica, &one, 6), Some(1));
@@ -98,7 +99,7 @@ fn a_bookmark_confirms_the_state_of_a_session() {
 /// Sends a bookmark of the committed revision with a digest that is not that of the state.
 fn refute(replica: &mut Replica) {
     let (_, revision) = replica.committed().unwrap();
-    let reaction = handle(replica, &ServerMessage::Bookmark(revision, Digest(1)));
+    let reaction = handle(replica, &ServerMessage::Bookmark(Bookmark::new(revision, Digest(1))));
     let Reaction::Commit(committed) = reaction else { panic!("no commit") };
     assert_eq!((committed.is_refuted, committed.departed), (true, None));
 }
@@ -118,6 +119,6 @@ fn a_bookmark_with_another_digest_confirms_nothing() {
     assert_eq!(commit(&mut replica, &one, 8), None, "the repair");
     let (_, revision) = replica.committed().unwrap();
     let digest = replica.state().digests().total();
-    let reaction = handle(&mut replica, &ServerMessage::Bookmark(revision, digest));
+    let reaction = handle(&mut replica, &ServerMessage::Bookmark(Bookmark::new(revision, digest)));
     assert!(matches!(reaction, Reaction::Commit(committed) if !committed.is_refuted));
 }

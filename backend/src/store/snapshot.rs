@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use bytes::{Buf as _, BufMut as _, Bytes};
 use proto::{
     encoded::{EncodedMessage, EncodedOperation},
-    model::{Batch, NodeInfo, ServerMessage, SyncMode, Welcome},
+    model::{Batch, Bookmark, NodeInfo, ServerMessage, SyncMode, Welcome},
 };
 use xxhash_rust::xxh64::xxh64;
 
@@ -46,6 +46,7 @@ impl StoredState {
             mode: SyncMode::Snapshot,
             source_version: *source_version,
             kind_versions: *kind_versions,
+            is_outdated: false,
         };
         let mut chunks = Vec::new();
         put(&mut chunks, boot.as_deref().unwrap_or_default().as_bytes());
@@ -55,7 +56,7 @@ impl StoredState {
             let part = operations.by_ref().take(BATCH).map(|operation| EncodedOperation::new(&operation));
             put_message(&mut chunks, &EncodedMessage::batch(&Batch::default(), part));
         }
-        let end = ServerMessage::Bookmark(*revision, state.digests().total());
+        let end = ServerMessage::Bookmark(Bookmark::new(*revision, state.digests().total()));
         put_message(&mut chunks, &EncodedMessage::new(&end));
         file(&chunks)
     }
@@ -80,7 +81,7 @@ impl StoredState {
         let revision = loop {
             match take_message(&mut file)? {
                 ServerMessage::Batch(batch) => rejected.append(&mut state.apply(batch.operations)),
-                ServerMessage::Bookmark(revision, digest) => {
+                ServerMessage::Bookmark(Bookmark { revision, digest, .. }) => {
                     if let Some(RejectedOperation::OtherNode(name)) = rejected.first() {
                         bail!("it is the state file of node {name}, and this is node {node}");
                     }

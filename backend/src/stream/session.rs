@@ -18,6 +18,13 @@ const MAX_REPLIES: usize = 256;
 /// seconds.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How long a frontend that does not follow the API is followed before another one is tried, and until the next try.
+const REPLACE_INTERVAL: Duration = Duration::from_secs(300);
+
+/// The longest delay before a try: a frontend tells all its clients within a bookmark's interval. In the shortest one the
+/// bookmark is acknowledged.
+const REPLACE_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(6));
+
 /// An established stream, seen from the node. It ends with its messages.
 #[derive(Debug)]
 pub struct Session {
@@ -50,6 +57,12 @@ pub(super) struct OpenSession {
     last_message: Instant,
     /// When to leave, if the frontend drains.
     pub(super) drain_deadline: Option<Instant>,
+    /// Its first message, if that was received before the session was open.
+    first: Option<ServerMessage>,
+    /// From when on another frontend may be tried if this one does not follow the API.
+    replaceable: Instant,
+    /// When another one is tried.
+    replace_at: Option<Instant>,
 }
 
 impl<F> Connect for F
@@ -72,6 +85,35 @@ impl OpenSession {
             is_accepted: false,
             last_message: now,
             drain_deadline: None,
+            first: None,
+            replaceable: now + REPLACE_INTERVAL,
+            replace_at: None,
+        }
+    }
+
+    /// A session of which the first message was received.
+    pub(super) fn begun(session: Session, first: ServerMessage) -> Self {
+        Self { first: Some(first), ..Self::new(session) }
+    }
+
+    /// Whether another frontend is to be tried now.
+    pub(super) fn is_to_be_replaced(&self) -> bool {
+        self.first.is_none() && self.replace_at.is_some_and(|at| at <= Instant::now())
+    }
+
+    /// No other frontend is better.
+    pub(super) fn keep(&mut self) {
+        (self.replaceable, self.replace_at) = (Instant::now() + REPLACE_INTERVAL, None);
+    }
+
+    /// Records whether the frontend says that it does not follow the API.
+    pub(super) fn outdated(&mut self, is_outdated: bool) {
+        let now = Instant::now();
+        if !is_outdated {
+            self.replace_at = None;
+        } else if now >= self.replaceable {
+            let (least, most) = REPLACE_DELAY;
+            self.replace_at.get_or_insert_with(|| now + least + (most - least).mul_f64(fastrand::f64()));
         }
     }
 
@@ -82,15 +124,14 @@ impl OpenSession {
         self.replies.push_back(message);
     }
 
-    /// Whether it is time to leave a frontend that drains.
-    pub(super) fn is_drained(&self) -> bool {
-        self.drain_deadline.is_some_and(|deadline| deadline <= Instant::now())
-    }
-
-    /// The next message; `None` after a reply was sent, or at the deadline of a drain. An error is the reason to end the session, such as no message
+    /// The next message; `None` after a reply was sent, or when another frontend is to be tried. An error is the reason to end the session, such as no message
     /// for [`IDLE_TIMEOUT`], unless it `may_be_idle`. Cancel-safe.
     pub(super) async fn next(&mut self, may_be_idle: bool) -> Result<Option<ServerMessage>, &'static str> {
-        let Self { session, replies, is_accepted, last_message, drain_deadline, .. } = self;
+        let Self { session, replies, is_accepted, last_message, drain_deadline, replace_at, first, .. } = self;
+        if let Some(first) = first.take() {
+            *is_accepted = true;
+            return Ok(Some(first));
+        }
         let idle = *last_message + IDLE_TIMEOUT;
         tokio::select! {
             // Messages that were sent before the session ended still count.
@@ -114,7 +155,8 @@ impl OpenSession {
                 }
                 None => Err("the frontend closed it"),
             },
-            () = runtime::sleep_until(*drain_deadline) => Ok(None),
+            () = runtime::sleep_until(*drain_deadline) => Err("the frontend drains"),
+            () = runtime::sleep_until(*replace_at) => Ok(None),
             () = sleep_until(idle), if !may_be_idle => Err("no message within the idle timeout"),
         }
     }

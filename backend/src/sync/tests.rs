@@ -9,21 +9,14 @@ mod loss;
 mod stream;
 mod unfinished;
 
-use std::{
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::path::Path;
 
-use anyhow::{Result, bail};
-use futures::future::BoxFuture;
+use anyhow::Result;
 use proto::{
     digest::Digest,
     model::{
-        Ack, Batch, ClientMessage, Epoch, FailureKind, Hello, KindVersions, Operation, Revision, ServerMessage,
-        ServicePortFailure, ServicePortKey, SourceVersion, SyncMode, Welcome,
+        Ack, Batch, Bookmark, ClientMessage, Epoch, FailureKind, Hello, KindVersions, Operation, Revision,
+        ServerMessage, ServicePortFailure, ServicePortKey, SourceVersion, SyncMode, Welcome,
     },
 };
 use runtime::{Ready, Shutdown, Trigger};
@@ -37,7 +30,7 @@ use super::{
     *,
 };
 use crate::{
-    Backend, ChangeCounts, Connect, NodeState, Progress, Runner, RunnerOptions, Session, StateFile,
+    Backend, ChangeCounts, NodeState, Progress, Runner, RunnerOptions, StateFile,
     testing::{Call, FakeKernel, NODE_NAME, mk_key, mk_state, operations_between},
 };
 
@@ -47,18 +40,10 @@ const EPOCH: Epoch = Epoch(0xe1);
 struct Fixture {
     kernel: FakeKernel,
     sessions: mpsc::UnboundedReceiver<Peer>,
-    /// Whether there is no frontend to connect to.
-    is_unreachable: Arc<AtomicBool>,
     progress: watch::Receiver<Progress>,
     ready: Ready,
     trigger: Trigger,
     runner: JoinHandle<Result<()>>,
-}
-
-/// Connects to the test.
-struct ToTest {
-    opened: mpsc::UnboundedSender<Peer>,
-    is_unreachable: Arc<AtomicBool>,
 }
 
 /// The frontend's end of a session.
@@ -70,28 +55,20 @@ struct Peer {
 
 fn start(kernel: &FakeKernel, state_file: Option<&Path>) -> Fixture {
     let (opened, sessions) = mpsc::unbounded_channel();
-    let is_unreachable = Arc::new(AtomicBool::new(false));
-    let connect = ToTest { opened, is_unreachable: is_unreachable.clone() };
+    let attach = move |hello| {
+        let (messages, received) = mpsc::channel(64);
+        let (replies, sent) = mpsc::channel(64);
+        opened.send(Peer { hello, messages, replies: sent }).unwrap();
+        (replies, received)
+    };
     let ready = Ready::default();
     let state_file = state_file.map(StateFile::local);
     let options = RunnerOptions { state_file, ..RunnerOptions::new(NODE_NAME) };
-    let runner = Runner::new(options, kernel.backend(), connect).with_ready(ready.guard("first state"));
+    let runner = Runner::new(options, kernel.backend(), attach).with_ready(ready.guard("first state"));
     let progress = runner.progress();
     let (trigger, shutdown) = Shutdown::channel();
     let runner = tokio::spawn(runner.run(shutdown));
-    Fixture { kernel: kernel.clone(), sessions, is_unreachable, progress, ready, trigger, runner }
-}
-
-impl Connect for ToTest {
-    fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>> {
-        if self.is_unreachable.load(Ordering::Relaxed) {
-            return Box::pin(async { bail!("no frontend") });
-        }
-        let (messages, received) = mpsc::channel(64);
-        let (replies, sent) = mpsc::channel(64);
-        self.opened.send(Peer { hello, messages, replies: sent }).unwrap();
-        Box::pin(async { Ok(Session { messages: received, replies }) })
-    }
+    Fixture { kernel: kernel.clone(), sessions, progress, ready, trigger, runner }
 }
 
 impl Fixture {
@@ -138,7 +115,7 @@ impl Peer {
     }
 
     async fn bookmark(&self, revision: u64, digest: Digest) {
-        self.send(ServerMessage::Bookmark(Revision(revision), digest)).await;
+        self.send(ServerMessage::Bookmark(Bookmark::new(Revision(revision), digest))).await;
     }
 
     async fn receive(&mut self) -> ClientMessage {
@@ -174,7 +151,8 @@ fn mk_batch(base: u64, target: u64, version: u64, operations: Vec<Operation>) ->
 }
 
 fn mk_welcome(epoch: Epoch, mode: SyncMode, version: u64) -> Welcome {
-    Welcome { epoch, mode, source_version: SourceVersion(version), kind_versions: KindVersions::default() }
+    let source_version = SourceVersion(version);
+    Welcome { epoch, mode, source_version, kind_versions: KindVersions::default(), is_outdated: false }
 }
 
 /// The operations of a snapshot.

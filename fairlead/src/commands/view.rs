@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use backend::{Connect as _, NodeState, Session};
-use proto::model::{Ack, ClientMessage, Hello, KindVersions, NodeInfo, Revision, Role, ServerMessage, SourceVersion};
+use proto::model::{
+    Ack, Bookmark, ClientMessage, Hello, KindVersions, NodeInfo, Revision, Role, ServerMessage, SourceVersion,
+};
 use tokio::time::timeout;
 
 use crate::cli::FrontendAddressArgs;
@@ -70,7 +72,7 @@ impl View {
                     self.ack(batch.target).await?;
                 }
             }
-            ServerMessage::Bookmark(revision, _) => self.ack(*revision).await?,
+            ServerMessage::Bookmark(Bookmark { revision, .. }) => self.ack(*revision).await?,
             ServerMessage::DigestRequest => {
                 let digests = Box::new(self.state.digests().clone());
                 self.reply(ClientMessage::DigestResponse(Revision::default(), digests)).await?;

@@ -1,7 +1,7 @@
 //! `fairlead watch`: prints the messages of a node's stream as they arrive.
 
 use anyhow::Result;
-use proto::model::{Operation, PoolId, Revision, ServerMessage};
+use proto::model::{Bookmark, Operation, PoolId, Revision, ServerMessage};
 use runtime::Shutdown;
 use serde_json::json;
 
@@ -51,7 +51,7 @@ fn print_lines(message: &ServerMessage) -> Result<()> {
             }
             Ok(())
         }
-        ServerMessage::Bookmark(revision, _) => print::line(format_args!("{:<8} up to date", revision.0)),
+        ServerMessage::Bookmark(Bookmark { revision, .. }) => print::line(format_args!("{:<8} up to date", revision.0)),
         ServerMessage::Drain(within) => print::line(format_args!("the frontend asks to reconnect within {within:?}")),
         ServerMessage::DigestRequest => Ok(()),
     }
@@ -102,7 +102,7 @@ fn to_json(message: &ServerMessage) -> Option<serde_json::Value> {
             "commit": batch.commit,
             "operations": batch.operations,
         } }),
-        ServerMessage::Bookmark(revision, _) => json!({ "bookmark": { "revision": revision } }),
+        ServerMessage::Bookmark(Bookmark { revision, .. }) => json!({ "bookmark": { "revision": revision } }),
         ServerMessage::Drain(within) => json!({ "drain": { "max_delay_millis": within.as_millis() } }),
         ServerMessage::DigestRequest => return None,
     })

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 use proto::{
     digest::{Digest, DigestVector},
     model::{
-        Ack, Batch, ClientMessage, FailureKind, Hello, Revision, Role, ServerMessage, ServicePortFailure,
+        Ack, Batch, Bookmark, ClientMessage, FailureKind, Hello, Revision, Role, ServerMessage, ServicePortFailure,
         ServicePortKey, SyncMode, Welcome,
     },
 };
@@ -32,9 +32,9 @@ use super::{
 /// The base of the first batch to a client that does not resume.
 const NO_REVISION: Revision = Revision(0);
 
-/// How long a stream lasts at least until its client is asked to leave a frontend that does not follow the API, and how
-/// long until it is asked again: perhaps no frontend does.
-const LEAVE_INTERVAL: Duration = Duration::from_secs(300);
+/// A client that is sent changes all the time is sent a bookmark this often: only they tell that this frontend does not
+/// follow the API in some kind of objects.
+const BOOKMARK_AGE: Duration = Duration::from_secs(60);
 
 /// The target size of a message in bytes, before it is compressed; one chunk may be larger. Far below the size limit,
 /// because the buffers of a client stay as large as its largest message, but large, because each message costs a
@@ -86,8 +86,8 @@ pub(super) struct Session<'a> {
     digest_trust: DigestTrust,
     /// When to send a bookmark if nothing else happens.
     pub(super) bookmark_at: Instant,
-    /// From when on the client is asked to leave if this frontend does not follow the API.
-    leave_at: Instant,
+    /// When the last one was sent.
+    bookmarked: Instant,
     /// When the oldest change in the difference being sent was committed; `None` for anything but a difference.
     committed_at: Option<Instant>,
     /// The newest revision that the client has programmed, according to its last Ack.
@@ -167,13 +167,14 @@ impl<'a> Session<'a> {
             sends_digests: hello.digests.is_some(),
             digest_trust: DigestTrust::Agreed,
             bookmark_at: Instant::now(),
-            leave_at: Instant::now() + LEAVE_INTERVAL,
+            bookmarked: Instant::now(),
             committed_at: None,
             programmed: NO_REVISION,
             first: None,
         };
         let kind_versions = *session.context.cluster.kind_versions().borrow();
-        let welcome = Welcome { epoch, mode, source_version: kind_versions.newest(), kind_versions };
+        let is_outdated = session.context.freshness.is_outdated();
+        let welcome = Welcome { epoch, mode, source_version: kind_versions.newest(), kind_versions, is_outdated };
         session.output.send(OutgoingMessage::Plain(ServerMessage::Welcome(welcome))).await?;
         match (resumed, hello.digests) {
             // Confirms that the client is up to date. The digest in its Ack is checked.
@@ -239,21 +240,6 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         self.send_bookmark(revision, digest).await
-    }
-
-    /// Asks an idle client to reconnect if this frontend does not follow the API: another one may. The client is served
-    /// on if it stays.
-    pub(super) async fn leave_if_outdated(&mut self) -> Result<(), SessionEnd> {
-        let now = Instant::now();
-        let config = &self.context.config;
-        // Streams of any age are for frontends that are the only one.
-        if now < self.leave_at || config.max_stream_age.is_none() || !self.context.freshness.is_outdated() {
-            return Ok(());
-        }
-        self.leave_at = now + LEAVE_INTERVAL;
-        let streams = u32::try_from(self.context.streams.count()).unwrap_or(u32::MAX);
-        debug!("asking the client to follow a frontend that follows the API");
-        self.output.send(OutgoingMessage::Plain(ServerMessage::Drain(config.drain_delay(streams)))).await
     }
 
     pub(super) async fn on_message(&mut self, message: ClientMessage) -> Result<(), SessionEnd> {
@@ -509,8 +495,11 @@ impl<'a> Session<'a> {
     }
 
     async fn send_bookmark(&mut self, revision: Revision, digest: Digest) -> Result<(), SessionEnd> {
-        self.set_pending(Instant::now());
-        self.output.send(OutgoingMessage::Plain(ServerMessage::Bookmark(revision, digest))).await?;
+        let now = Instant::now();
+        self.set_pending(now);
+        self.bookmarked = now;
+        let bookmark = Bookmark { revision, digest, is_outdated: self.context.freshness.is_outdated() };
+        self.output.send(OutgoingMessage::Plain(ServerMessage::Bookmark(bookmark))).await?;
         self.await_ack(revision, digest);
         Ok(())
     }
@@ -548,7 +537,8 @@ impl<'a> Session<'a> {
         self.sent = revision;
         self.first.get_or_insert(revision);
         self.awaiting = Awaiting::Ack(digest);
-        self.bookmark_at = Instant::now() + self.context.config.bookmark_interval;
+        let now = Instant::now();
+        self.bookmark_at = (now + self.context.config.bookmark_interval).min(self.bookmarked + BOOKMARK_AGE).max(now);
     }
 }
 

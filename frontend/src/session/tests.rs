@@ -10,7 +10,7 @@ mod unfinished;
 
 use std::time::{Duration, SystemTime};
 
-use proto::model::{Ack, ClientMessage, Hello, Operation, Revision, Role, ServerMessage, SyncMode};
+use proto::model::{Ack, Bookmark, ClientMessage, Hello, Operation, Revision, Role, ServerMessage, SyncMode};
 
 use tokio::time::Instant;
 
@@ -162,7 +162,7 @@ async fn idle_stream_gets_bookmarks_and_no_changes_of_other_nodes() {
     let now = fixture.committed().await;
     assert!(now > sent);
     client.receives_nothing(Duration::from_millis(9_900)).await;
-    let (revision, digest) = client.bookmark().await;
+    let Bookmark { revision, digest, .. } = client.bookmark().await;
     assert_eq!((revision, digest), (now, client.replica.state.digests().total()));
     client.ack().await;
     fixture.update(put(node("node-7", ""))).await;
@@ -193,7 +193,7 @@ async fn resume_without_a_difference_sends_a_bookmark() {
     let client = fixture.joined("node-0").await;
     let mut client = fixture.connect(client.resume()).await.with_state(client.replica);
     assert_eq!(client.welcome().await, SyncMode::Resume);
-    let (revision, digest) = client.bookmark().await;
+    let Bookmark { revision, digest, .. } = client.bookmark().await;
     assert_eq!((revision, digest), (client.replica.revision, client.replica.state.digests().total()));
     client.ack().await;
     client.is_up_to_date().await;
@@ -273,7 +273,7 @@ async fn clients_receive_changes_until_they_are_drained() {
         loop {
             match client.message().await {
                 ServerMessage::Drain(_) => break,
-                ServerMessage::Bookmark(revision, _) => {
+                ServerMessage::Bookmark(Bookmark { revision, .. }) => {
                     client.replica.revision = revision;
                     client.ack().await;
                 }

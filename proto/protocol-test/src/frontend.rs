@@ -140,6 +140,7 @@ impl<'a> ScriptedFrontend<'a> {
             mode,
             source_version: self.source_version(),
             kind_versions: proto::model::KindVersions::default(),
+            is_outdated: false,
         }
     }
 

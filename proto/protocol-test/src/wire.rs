@@ -78,14 +78,14 @@ mod tests {
     use proto::{
         digest::Digest,
         encoded::EncodedMessage,
-        model::{Revision, ServerMessage},
+        model::{Bookmark, Revision, ServerMessage},
     };
 
     use super::*;
 
     #[test]
     fn unknown_fields_are_ignored_and_unknown_operations_rejected() {
-        let bookmark = EncodedMessage::new(&ServerMessage::Bookmark(Revision(300), Digest(u64::MAX)));
+        let bookmark = EncodedMessage::new(&ServerMessage::Bookmark(Bookmark::new(Revision(300), Digest(u64::MAX))));
         for message_path in [path::MESSAGE, path::BOOKMARK] {
             let longer = append(&bookmark.to_bytes(), message_path, &unknown_field(200)).unwrap();
             assert!(longer.len() > bookmark.size() + 200);

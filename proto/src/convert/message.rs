@@ -10,8 +10,8 @@ use crate::{
     PROTOCOL_VERSION,
     digest::{BUCKETS, Digest, DigestVector},
     model::{
-        Ack, ClientMessage, Epoch, FailureKind, Hello, KindVersions, Revision, Role, ServerMessage, ServicePortFailure,
-        SourceVersion, SyncMode, Welcome,
+        Ack, Bookmark, ClientMessage, Epoch, FailureKind, Hello, KindVersions, Revision, Role, ServerMessage,
+        ServicePortFailure, SourceVersion, SyncMode, Welcome,
     },
     v1,
 };
@@ -27,8 +27,8 @@ impl From<&ServerMessage> for v1::ServerMessage {
         let message = match message {
             ServerMessage::Welcome(welcome) => Message::Welcome(welcome.into()),
             ServerMessage::Batch(batch) => Message::Batch(batch.into()),
-            ServerMessage::Bookmark(revision, digest) => {
-                Message::Bookmark(v1::Bookmark { revision: revision.0, digest: digest.0 })
+            ServerMessage::Bookmark(Bookmark { revision, digest, is_outdated }) => {
+                Message::Bookmark(v1::Bookmark { revision: revision.0, digest: digest.0, outdated: *is_outdated })
             }
             ServerMessage::Drain(delay) => {
                 let max_delay_millis = u32::try_from(delay.as_millis()).unwrap_or(u32::MAX);
@@ -48,7 +48,10 @@ impl TryFrom<v1::ServerMessage> for ServerMessage {
         Ok(match required(wire.message, "message")? {
             Message::Welcome(welcome) => Self::Welcome(welcome.try_into().within("welcome")?),
             Message::Batch(batch) => Self::Batch(batch.try_into().within("batch")?),
-            Message::Bookmark(v1::Bookmark { revision, digest }) => Self::Bookmark(Revision(revision), Digest(digest)),
+            Message::Bookmark(v1::Bookmark { revision, digest, outdated }) => {
+                let (revision, digest) = (Revision(revision), Digest(digest));
+                Self::Bookmark(Bookmark { revision, digest, is_outdated: outdated })
+            }
             Message::Drain(drain) => Self::Drain(Duration::from_millis(drain.max_delay_millis.into())),
             Message::DigestRequest(v1::DigestRequest {}) => Self::DigestRequest,
         })
@@ -63,6 +66,7 @@ impl From<&Welcome> for v1::Welcome {
             mode: welcome.mode.to_wire(),
             source_version: welcome.source_version.0,
             kind_versions: wire_kind_versions(welcome.kind_versions),
+            outdated: welcome.is_outdated,
         }
     }
 }
@@ -88,6 +92,7 @@ impl TryFrom<v1::Welcome> for Welcome {
             mode,
             source_version: SourceVersion(wire.source_version),
             kind_versions: wire.kind_versions.unwrap_or_default(),
+            is_outdated: wire.outdated,
         })
     }
 }

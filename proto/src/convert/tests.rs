@@ -175,12 +175,16 @@ fn kind_versions() -> impl Strategy<Value = KindVersions> {
 fn server_message() -> impl Strategy<Value = ServerMessage> {
     let mode = prop_oneof![Just(SyncMode::Resume), Just(SyncMode::Repair), Just(SyncMode::Snapshot)];
     prop_oneof![
-        (1..u64::MAX, mode, any::<u64>(), kind_versions()).prop_map(|(epoch, mode, version, kind_versions)| {
-            let (epoch, source_version) = (Epoch(epoch), SourceVersion(version));
-            ServerMessage::Welcome(Welcome { epoch, mode, source_version, kind_versions })
-        }),
+        (1..u64::MAX, mode, any::<u64>(), kind_versions(), any::<bool>()).prop_map(
+            |(epoch, mode, version, kind_versions, is_outdated)| {
+                let (epoch, source_version) = (Epoch(epoch), SourceVersion(version));
+                ServerMessage::Welcome(Welcome { epoch, mode, source_version, kind_versions, is_outdated })
+            }
+        ),
         batch().prop_map(ServerMessage::Batch),
-        any::<(u64, u64)>().prop_map(|(revision, sum)| ServerMessage::Bookmark(Revision(revision), Digest(sum))),
+        any::<(u64, u64, bool)>().prop_map(|(revision, sum, is_outdated)| {
+            ServerMessage::Bookmark(Bookmark { revision: Revision(revision), digest: Digest(sum), is_outdated })
+        }),
         any::<u32>().prop_map(|millis| ServerMessage::Drain(Duration::from_millis(millis.into()))),
         Just(ServerMessage::DigestRequest),
     ]

@@ -107,6 +107,27 @@ pub struct Welcome {
     pub source_version: SourceVersion,
     /// The same for each kind.
     pub kind_versions: KindVersions,
+    /// Whether the frontend does not follow the API, so that another one may be better.
+    pub is_outdated: bool,
+}
+
+/// Tells a client that it is up to date.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bookmark {
+    /// The revision of the client.
+    pub revision: Revision,
+    /// The sum of its digest vector.
+    pub digest: Digest,
+    /// See [`Welcome::is_outdated`].
+    pub is_outdated: bool,
+}
+
+impl Bookmark {
+    /// One of a frontend that follows the API.
+    #[must_use]
+    pub fn new(revision: Revision, digest: Digest) -> Self {
+        Self { revision, digest, is_outdated: false }
+    }
 }
 
 /// Acknowledges a commit or a bookmark.
@@ -191,8 +212,8 @@ pub enum ServerMessage {
     Welcome(Welcome),
     /// Part of a change.
     Batch(Batch),
-    /// The client is up to date with this revision, and its digest must be this one.
-    Bookmark(Revision, Digest),
+    /// The client is up to date with this revision.
+    Bookmark(Bookmark),
     /// Asks the client to reconnect after a random delay of at most this duration.
     Drain(Duration),
     /// Asks for the digest vector.

@@ -137,6 +137,10 @@ pub struct Welcome {
     /// The same for each kind. A frontend may be behind in one of them only.
     #[prost(message, optional, tag = "6")]
     pub kind_versions: ::core::option::Option<KindVersions>,
+    /// The frontend does not follow the API: objects of some kind are unconfirmed and requests fail. Another frontend may be
+    /// better.
+    #[prost(bool, tag = "7")]
+    pub outdated: bool,
 }
 /// Part of a change. The client applies all parts since the last commit together when it receives a batch with `commit`.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -210,9 +214,12 @@ pub struct Bookmark {
     /// expected sum of the client's digest vector
     #[prost(fixed64, tag = "2")]
     pub digest: u64,
+    /// as in Welcome
+    #[prost(bool, tag = "3")]
+    pub outdated: bool,
 }
 /// Asks the client to reconnect, to this or another frontend, after a random delay of at most `max_delay_millis`.
-/// It may keep the stream until it has another one. The committed state stays programmed.
+/// The committed state stays programmed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Drain {
     #[prost(uint32, tag = "1")]

@@ -8,7 +8,9 @@ use backend::NodeState;
 use frontend::{Config, Frontend, source::Source};
 use proto::{
     encoded::EncodedMessage,
-    model::{Ack, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion, SyncMode},
+    model::{
+        Ack, Bookmark, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion, SyncMode,
+    },
 };
 use runtime::{Ready, Shutdown};
 use tokio::{sync::mpsc, time::timeout};
@@ -154,7 +156,7 @@ impl Client {
                     self.ack(batch.target).await?;
                 }
             }
-            ServerMessage::Bookmark(revision, _) => self.ack(*revision).await?,
+            ServerMessage::Bookmark(Bookmark { revision, .. }) => self.ack(*revision).await?,
             other => bail!("unexpected: {other:?}"),
         }
         Ok(event)

@@ -9,8 +9,8 @@ use proto::{
     digest::{Digest, DigestVector},
     encoded::{EncodedMessage, encode_client_message},
     model::{
-        Ack, Batch, ClientMessage, Epoch, Hello, KindVersions, NodeInfo, Revision, Role, ServerMessage, SourceVersion,
-        SyncMode, Welcome,
+        Ack, Batch, Bookmark, ClientMessage, Epoch, Hello, KindVersions, NodeInfo, Revision, Role, ServerMessage,
+        SourceVersion, SyncMode, Welcome,
     },
 };
 
@@ -85,8 +85,13 @@ pub(crate) fn server_messages() -> Vec<Vec<u8>> {
 
 fn history(seed: u64) -> Vec<Vec<u8>> {
     let mode = if seed.is_multiple_of(2) { SyncMode::Snapshot } else { SyncMode::Repair };
-    let welcome =
-        Welcome { epoch: Epoch(7), mode, source_version: SourceVersion(1000), kind_versions: KindVersions::default() };
+    let welcome = Welcome {
+        epoch: Epoch(7),
+        mode,
+        source_version: SourceVersion(1000),
+        kind_versions: KindVersions::default(),
+        is_outdated: false,
+    };
     let mut messages = vec![ServerMessage::Welcome(welcome)];
     let mut history = History::new(seed);
     let mut before = NodeState::new(NodeInfo::unknown(NODE_NAME));
@@ -99,7 +104,7 @@ fn history(seed: u64) -> Vec<Vec<u8>> {
             ..Batch::default()
         }));
         before = history.state().clone();
-        messages.push(ServerMessage::Bookmark(Revision(number), Digest(0)));
+        messages.push(ServerMessage::Bookmark(Bookmark::new(Revision(number), Digest(0))));
     }
     messages.push(ServerMessage::DigestRequest);
     messages.iter().map(|message| EncodedMessage::new(message).to_bytes().to_vec()).collect()

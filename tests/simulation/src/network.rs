@@ -15,7 +15,7 @@ use futures::{FutureExt as _, future::BoxFuture};
 use proto::{
     encoded::{EncodedMessage, encode_client_message},
     fuzzing::client_message,
-    model::{Batch, ClientMessage, Hello, ServerMessage},
+    model::{Batch, Bookmark, ClientMessage, Hello, ServerMessage},
 };
 use runtime::Shutdown;
 use tokio::{
@@ -387,7 +387,7 @@ fn summary(message: &ServerMessage) -> String {
             batch.operations.len(),
             if batch.commit { ", commit" } else { "" }
         ),
-        ServerMessage::Bookmark(revision, _) => format!("bookmark {revision}"),
+        ServerMessage::Bookmark(Bookmark { revision, .. }) => format!("bookmark {revision}"),
         ServerMessage::Drain(_) => "drain".to_owned(),
         ServerMessage::DigestRequest => "digest request".to_owned(),
     }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use proto::{
     encoded::EncodedMessage,
-    model::{Epoch, Revision, ServerMessage},
+    model::{Bookmark, Epoch, Revision, ServerMessage},
 };
 use xxhash_rust::xxh64::xxh64;
 
@@ -32,7 +32,7 @@ pub(crate) fn header(file: &[u8]) -> Option<Header> {
     let message =
         |chunk: &[u8]| ServerMessage::try_from(EncodedMessage::from_bytes(Bytes::copy_from_slice(chunk))).ok();
     let [boot, welcome, .., bookmark] = &chunks[..] else { return None };
-    let (ServerMessage::Welcome(welcome), ServerMessage::Bookmark(revision, _)) =
+    let (ServerMessage::Welcome(welcome), ServerMessage::Bookmark(Bookmark { revision, .. })) =
         (message(welcome)?, message(bookmark)?)
     else {
         return None;

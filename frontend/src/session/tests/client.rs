@@ -4,7 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use proto::{
     digest::Digest,
-    model::{Ack, Batch, ClientMessage, Epoch, Hello, Revision, ServerMessage, ServicePortFailure, SyncMode, Welcome},
+    model::{
+        Ack, Batch, Bookmark, ClientMessage, Epoch, Hello, Revision, ServerMessage, ServicePortFailure, SyncMode,
+        Welcome,
+    },
 };
 use runtime::{Ready, Shutdown, Trigger};
 use tokio::{
@@ -219,12 +222,12 @@ impl Client {
         self.ack().await;
     }
 
-    pub(super) async fn bookmark(&mut self) -> (Revision, Digest) {
+    pub(super) async fn bookmark(&mut self) -> Bookmark {
         let message = self.message().await;
-        let ServerMessage::Bookmark(revision, digest) = message else { panic!("{message:?}") };
-        self.replica.revision = revision;
-        self.base = revision;
-        (revision, digest)
+        let ServerMessage::Bookmark(bookmark) = message else { panic!("{message:?}") };
+        self.replica.revision = bookmark.revision;
+        self.base = bookmark.revision;
+        bookmark
     }
 
     pub(super) async fn ack(&self) {
@@ -249,7 +252,7 @@ impl Client {
 
     /// Receives a bookmark with the expected digest, and acknowledges it.
     pub(super) async fn is_up_to_date(&mut self) {
-        let digest = self.bookmark().await.1;
+        let digest = self.bookmark().await.digest;
         assert_eq!(digest, self.replica.state.digests().total());
         self.ack().await;
     }

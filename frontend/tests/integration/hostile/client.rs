@@ -1,7 +1,7 @@
 //! A well-behaved client: it applies what it receives, and acknowledges it with its digest.
 
 use proto::{
-    model::{Batch, Operation, ServerMessage, SyncMode},
+    model::{Batch, Bookmark, Operation, ServerMessage, SyncMode},
     v1::{self, client_message::Message as ClientMessage, server_message::Message},
 };
 
@@ -82,7 +82,7 @@ impl Client {
                         return all;
                     }
                 }
-                ServerMessage::Bookmark(revision, digest) => {
+                ServerMessage::Bookmark(Bookmark { revision, digest, .. }) => {
                     assert_eq!(digest, self.state.digests().total());
                     self.revision = revision.0;
                     self.ack(digest.0).await;

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use proto::{
     digest::INFO_ENTRY,
     encoded::EncodedMessage,
-    model::{Ack, Batch, Hello, Operation, Revision, ServerMessage, SourceVersion, SyncMode},
+    model::{Ack, Batch, Bookmark, Hello, Operation, Revision, ServerMessage, SourceVersion, SyncMode},
     state::NodeState,
 };
 use tokio::time::Instant;
@@ -94,7 +94,7 @@ impl ScriptedFrontend<'_> {
     pub(crate) async fn bookmark(&mut self) -> Outcome<Ack> {
         self.revision.0 += 1;
         self.sent_at = Instant::now();
-        self.send(ServerMessage::Bookmark(self.revision, self.digest())).await;
+        self.send(ServerMessage::Bookmark(Bookmark::new(self.revision, self.digest()))).await;
         self.expect_ack().await
     }
 

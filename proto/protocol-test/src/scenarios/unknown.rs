@@ -3,7 +3,7 @@
 use proto::{
     MAX_MESSAGE_BYTES,
     encoded::EncodedMessage,
-    model::{Protocol, Revision, ServerMessage},
+    model::{Bookmark, Protocol, Revision, ServerMessage},
 };
 use tokio::time::Instant;
 
@@ -37,7 +37,7 @@ pub(super) async fn fields(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     frontend.expect_ack_with(None).await?;
     frontend.commit(&put).await?;
     frontend.revision.0 += 1;
-    let bookmark = ServerMessage::Bookmark(frontend.revision, frontend.digest());
+    let bookmark = ServerMessage::Bookmark(Bookmark::new(frontend.revision, frontend.digest()));
     frontend.send_with(bookmark, path::BOOKMARK, &extra).await?;
     frontend.expect_ack().await?;
     Ok("ignored unknown fields in seven messages".to_owned())

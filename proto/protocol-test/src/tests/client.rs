@@ -7,7 +7,7 @@ use proto::{
     digest::{Digest, DigestVector},
     encoded::{self, EncodedMessage},
     model::{
-        Ack, Batch, ClientMessage, Epoch, Hello, Operation, Protocol, Revision, Role, ServerMessage,
+        Ack, Batch, Bookmark, ClientMessage, Epoch, Hello, Operation, Protocol, Revision, Role, ServerMessage,
         ServicePortFailure, ServicePortKey, SourceVersion, SyncMode,
     },
     state::NodeState,
@@ -207,7 +207,7 @@ impl Client {
                 }
             }
             ServerMessage::Batch(batch) => self.handle_batch(batch, sender)?,
-            ServerMessage::Bookmark(revision, _) => match self.fault {
+            ServerMessage::Bookmark(Bookmark { revision, .. }) => match self.fault {
                 Fault::IgnoresBookmarks => {}
                 Fault::KeepsBaseAtBookmarks => reply(self.ack(revision)),
                 Fault::ForgetsRevision => {

@@ -16,7 +16,10 @@ use backend::{
 };
 use frontend::{Config, Frontend, HistoryLimits, Listener, NodeLimits, Rate, object::SourceUpdate};
 use proto::{
-    model::{Ack, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, ServicePortKey, SourceVersion},
+    model::{
+        Ack, Bookmark, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, ServicePortKey,
+        SourceVersion,
+    },
     v1::{StatusRequest, fairlead_client::FairleadClient},
 };
 use runtime::{Ready, Shutdown, Trigger};
@@ -304,7 +307,7 @@ impl Fixture {
                     }
                     batch.target
                 }
-                ServerMessage::Bookmark(revision, digest) => {
+                ServerMessage::Bookmark(Bookmark { revision, digest, .. }) => {
                     assert_eq!(state.digests().total(), digest);
                     if contains_marker(&state, cluster) {
                         return ObservedState { at: (epoch, revision), state };

@@ -6,8 +6,8 @@ use backend::ServicePortState;
 use proto::{
     digest::{Digest, KeyHash},
     model::{
-        Batch, ClientMessage, ClusterInfo, Epoch, Hello, IpFamily, KindVersions, NodeInfo, Operation, PoolClass,
-        Revision, ServerMessage, ServicePortKey, SourceVersion, SyncMode, Welcome,
+        Batch, Bookmark, ClientMessage, ClusterInfo, Epoch, Hello, IpFamily, KindVersions, NodeInfo, Operation,
+        PoolClass, Revision, ServerMessage, ServicePortKey, SourceVersion, SyncMode, Welcome,
     },
 };
 
@@ -125,7 +125,9 @@ impl StreamMirror {
         match message {
             ServerMessage::Welcome(welcome) => self.welcome(welcome),
             ServerMessage::Batch(batch) => self.batch(batch),
-            ServerMessage::Bookmark(revision, digest) if self.staged.is_empty() => self.bookmark(*revision, *digest),
+            ServerMessage::Bookmark(Bookmark { revision, digest, .. }) if self.staged.is_empty() => {
+                self.bookmark(*revision, *digest)
+            }
             ServerMessage::Bookmark(..) | ServerMessage::Drain(_) | ServerMessage::DigestRequest => {}
         }
     }
