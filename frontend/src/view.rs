@@ -99,15 +99,15 @@ pub(crate) fn view(
                 };
                 (established, Scoped::default())
             }
-            (Protocol::Tcp, ConnectionResets::NodeGone) if is_served => {
-                let gone = in_family(family).filter(|merged| is_on_missing_node(merged, endpoints));
-                (Scoped::default(), everywhere(gone.map(|merged| merged.to_endpoint(false)).collect()))
-            }
             // With a subset of the endpoints, others exist.
             (Protocol::Tcp, ConnectionResets::Removed) if is_served && !endpoints.is_subset() => {
                 let others = everywhere(iter::once(Endpoint::any_other(family)).collect());
                 let kept = in_family(family).filter(|merged| !is_on_missing_node(merged, endpoints));
                 (everywhere(unused_of_cluster(kept, &cluster[family])), others)
+            }
+            (Protocol::Tcp, ConnectionResets::NodeGone | ConnectionResets::Removed) if is_served => {
+                let gone = in_family(family).filter(|merged| is_on_missing_node(merged, endpoints));
+                (Scoped::default(), everywhere(gone.map(|merged| merged.to_endpoint(false)).collect()))
             }
             _ => Default::default(),
         }

@@ -12,8 +12,13 @@ use super::map::MAX_AFFINE_CLIENTS;
 /// depend on the number of ports, so that few clients lose their endpoint when a port is added or removed.
 pub(super) const PORT_CLIENT_BUCKETS: u32 = 2_048;
 
-/// The maximum number of client buckets of the service ports of one namespace together: a quarter of the map.
+/// The maximum number of client buckets of the service ports of one namespace together, a quarter of the map, unless it
+/// has more service ports with session affinity than share these.
 const MAX_CLIENT_BUCKETS: u32 = MAX_AFFINE_CLIENTS / 4;
+
+/// The least client buckets of a service port: clients are to be spread over its endpoints. With this, the number of
+/// buckets does not change any more from 129 service ports on.
+const MIN_CLIENT_BUCKETS: u32 = 256;
 
 /// How clients of a service port are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,10 +40,11 @@ pub(crate) struct ForgottenClients {
 impl Affinity {
     /// The buckets of each of `ports` service ports of a namespace: [`PORT_CLIENT_BUCKETS`], as long as all ports
     /// together have at most [`MAX_CLIENT_BUCKETS`]. More ports share these by their number, rounded up to a power of
-    /// two, so that a port more or less seldom changes it. At least one.
+    /// two, so that a port more or less seldom changes it. At least [`MIN_CLIENT_BUCKETS`].
     pub(crate) fn buckets(ports: usize) -> NonZeroU32 {
         let shares = u32::try_from(ports.next_power_of_two()).unwrap_or(u32::MAX);
-        NonZeroU32::new((MAX_CLIENT_BUCKETS / shares).min(PORT_CLIENT_BUCKETS)).unwrap_or(NonZeroU32::MIN)
+        let buckets = (MAX_CLIENT_BUCKETS / shares).clamp(MIN_CLIENT_BUCKETS, PORT_CLIENT_BUCKETS);
+        NonZeroU32::new(buckets).unwrap_or(NonZeroU32::MIN)
     }
 }
 
@@ -53,12 +59,15 @@ impl ForgottenClients {
 mod tests {
     use super::*;
 
-    /// However many service ports a namespace has, they have at most [`MAX_CLIENT_BUCKETS`] buckets together.
+    /// The service ports of a namespace have at most [`MAX_CLIENT_BUCKETS`] buckets together, unless they are many.
     #[test]
     fn ports_of_a_namespace_share_its_client_buckets() {
         let buckets = |ports| Affinity::buckets(ports).get();
-        assert_eq!([1, 16, 17, 32, 33, 1_000, 40_000].map(buckets), [2_048, 2_048, 1_536, 1_536, 768, 48, 1]);
-        for ports in 1..=MAX_CLIENT_BUCKETS as usize {
+        assert_eq!(
+            [1, 16, 17, 32, 33, 128, 129, 40_000].map(buckets),
+            [2_048, 2_048, 1_536, 1_536, 768, 384, 256, 256]
+        );
+        for ports in 1..=192 {
             assert!(buckets(ports) as usize * ports <= MAX_CLIENT_BUCKETS as usize, "{ports} ports");
         }
     }

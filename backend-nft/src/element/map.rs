@@ -106,7 +106,7 @@ pub(crate) enum MapContent {
 /// The maximum number of elements in [`Map::AffineClients`]: each takes about 150 bytes, so 30 MB when full. The kernel
 /// allocates 2 MB for the buckets of its hash table at once: 8 bytes for each of 4/3 of this number, rounded up to a
 /// power of two, which is exactly met. When full, clients in new buckets are served without affinity. One namespace
-/// uses at most a quarter of them, see [`Affinity`](super::Affinity).
+/// uses at most a quarter of them, unless it has many service ports, see [`Affinity`](super::Affinity).
 pub(crate) const MAX_AFFINE_CLIENTS: u32 = 196_608;
 
 // === impl Map ===

@@ -46,7 +46,8 @@ const MAX_NOTIFIED_WRITES: usize = 1_000;
 /// A map with fewer elements is dumped: its size does not matter yet, and a dump also shows unexpected elements.
 const MIN_LOOKED_UP: usize = 20_000;
 
-/// The most clients that are deleted at once: more than those of one namespace.
+/// The most clients that are deleted at once from the map of a family: more than those of one namespace, unless it has
+/// many service ports. That takes 20 ms.
 const MAX_FORGOTTEN: usize = 65_536;
 
 /// The state of the worker thread.
@@ -128,10 +129,14 @@ impl Kernel for Netlink {
         if self.recorded.is_some() {
             return Ok(());
         }
-        self.watch.pause()?;
-        let result = self.worker.run(move |worker| worker.forget_clients(&clients)).await;
-        self.watch.resume()?;
-        self.watch.committed(result??.into());
+        let deletions = self.worker.run(move |worker| worker.deletions(&clients)).await??;
+        if !deletions.is_empty() {
+            self.watch.pause()?;
+            let result = self.worker.run(move |worker| worker.handle.commit(&deletions)).await;
+            self.watch.resume()?;
+            result?.context("delete clients that no service port has")?;
+            self.watch.committed(1);
+        }
         Ok(())
     }
 
@@ -215,9 +220,9 @@ impl Worker {
         Ok(())
     }
 
-    /// Deletes stored clients from maps that are more than half full. Whether there was a transaction.
-    fn forget_clients(&mut self, clients: &[ForgottenClients]) -> Result<bool> {
-        let (mut batch, mut left) = (NftBatch::new(), MAX_FORGOTTEN);
+    /// The deletions of stored clients, from maps of which more than an eighth is full.
+    fn deletions(&mut self, clients: &[ForgottenClients]) -> Result<NftBatch> {
+        let mut batch = NftBatch::new();
         for family in IpFamily::ALL {
             let mut of_family = clients.iter().filter(|clients| clients.family == family).peekable();
             if of_family.peek().is_none() {
@@ -225,18 +230,13 @@ impl Worker {
             }
             let table = self.names.table(family);
             let count = self.handle.count(table, Map::AffineClients.name()).context("count elements")?;
-            if count.is_some_and(|count| count > MAX_AFFINE_CLIENTS / 2) {
-                let keys: Vec<_> = of_family.flat_map(ForgottenClients::keys).take(left).collect();
-                left -= keys.len();
+            if count.is_some_and(|count| count > MAX_AFFINE_CLIENTS / 8) {
+                let keys: Vec<_> = of_family.flat_map(ForgottenClients::keys).take(MAX_FORGOTTEN).collect();
                 let elements = keys.iter().map(|key| nft::Element::key(key));
                 batch.destroy_elements(table, self.names.set(family, Map::AffineClients), elements);
             }
         }
-        if batch.is_empty() {
-            return Ok(false);
-        }
-        self.handle.commit(&batch).context("delete clients that no service port has")?;
-        Ok(true)
+        Ok(batch)
     }
 
     fn commit(&mut self, operations: &[(IpFamily, Operation)]) -> Result<Result<Duration, Rejection>> {

@@ -16,7 +16,10 @@ use std::{
 
 use anyhow::{Context, Result};
 use netlink::nft::{NftEvent, NftHandle, NftMonitor};
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    time::{Instant, sleep_until},
+};
 use tracing::warn;
 
 use crate::Drift;
@@ -30,12 +33,19 @@ pub struct NfTablesWatch {
     handle: NftHandle,
     tracker: GenerationTracker,
     is_intact: IsIntact,
+    /// When that may be checked again.
+    next_check: Instant,
     /// Registered on first use, because only then a tokio runtime with IO is needed.
     readable: Option<AsyncFd<OwnedFd>>,
 }
 
+/// The shortest interval between two checks of what may have been touched.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// A check takes at most 1/20 of the time.
+const CHECK_SHARE: u32 = 20;
+
 /// Whether all objects are there that [`Touched::Perhaps`] is about.
-type IsIntact = fn(&mut NftHandle) -> Result<bool>;
+type IsIntact = fn(&mut NftHandle) -> netlink::Result<bool>;
 
 impl NfTablesWatch {
     /// Subscribes. `own_port`: the netlink port of our own transactions, if this process makes them; `touched`: what a
@@ -47,7 +57,7 @@ impl NfTablesWatch {
         let monitor = NftMonitor::open().context("subscribe to nf_tables notifications")?;
         let mut handle = NftHandle::open().context("open a netlink socket")?;
         let tracker = GenerationTracker::new(own_port, touched, generation(&mut handle)?);
-        Ok(Self { monitor, handle, tracker, is_intact, readable: None })
+        Ok(Self { monitor, handle, tracker, is_intact, next_check: Instant::now(), readable: None })
     }
 
     /// Forgets all notifications so far. To be called before the tables are listed.
@@ -68,7 +78,7 @@ impl NfTablesWatch {
     /// Whether no other process has changed our objects since the restart. Errors and lost notifications leave it open.
     pub fn is_untouched(&mut self) -> bool {
         let is_accounted = self.receive().is_ok()
-            && self.check().is_ok()
+            && !self.tracker.is_suspect
             && generation(&mut self.handle).is_ok_and(|generation| self.tracker.accounts_for(generation));
         is_accounted && self.tracker.drift.is_none()
     }
@@ -101,7 +111,11 @@ impl NfTablesWatch {
     async fn wait_for_drift(&mut self) -> Result<Drift> {
         loop {
             self.receive()?;
-            self.check()?;
+            if self.tracker.is_suspect {
+                sleep_until(self.next_check).await;
+                self.check()?;
+                continue;
+            }
             if let Some(drift) = self.tracker.drift.take() {
                 return Ok(drift);
             }
@@ -118,14 +132,19 @@ impl NfTablesWatch {
         }
     }
 
-    /// Checks what may have been touched.
+    /// Checks what may have been touched, unless other processes change too much meanwhile.
     fn check(&mut self) -> Result<()> {
-        if self.tracker.is_suspect {
-            if !(self.is_intact)(&mut self.handle)? {
-                self.tracker.drift.get_or_insert(Drift::Possible);
+        let begun = Instant::now();
+        match (self.is_intact)(&mut self.handle) {
+            Err(error) if error.is_interrupted() => {}
+            is_intact => {
+                if !is_intact.context("look for our objects")? {
+                    self.tracker.drift.get_or_insert(Drift::Possible);
+                }
+                self.tracker.is_suspect = false;
             }
-            self.tracker.is_suspect = false;
         }
+        self.next_check = Instant::now() + CHECK_INTERVAL.max(begun.elapsed() * CHECK_SHARE);
         Ok(())
     }
 

@@ -67,7 +67,7 @@ pub(crate) struct PolicyArgs {
     pub(crate) max_service_port_endpoints: usize,
 
     /// Reset the TCP connections of clients, which would wait for minutes, to endpoints that are gone: `never`;
-    /// `node-gone`, those that do not serve, on a Node whose object was deleted; or `removed`, those in no
+    /// `node-gone`, those that do not serve, on a Node whose object was deleted; or `removed`, also those in no
     /// EndpointSlice of the Service. Only once other endpoints serve. The annotation fairlead.io/reset-connections of
     /// a Service may choose less.
     #[arg(long, default_value_t, value_name = "WHICH")]

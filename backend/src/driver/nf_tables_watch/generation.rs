@@ -7,7 +7,7 @@ use netlink::nft::NftEvent;
 
 use crate::Drift;
 
-/// What notifications change of ours. The last one takes precedence.
+/// What notifications change of ours. Later variants take precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Touched {
     /// An object that may have been ours: whether all of ours are there tells.
@@ -80,7 +80,12 @@ impl GenerationTracker {
         match event {
             NftEvent::Lost => self.lost(),
             NftEvent::Changed { port, .. } | NftEvent::Generation { port, .. } if self.own_port == Some(port) => {}
-            NftEvent::Changed { .. } => self.touched = self.touched.max((self.touched_by)(&event)),
+            NftEvent::Changed { .. } => {
+                // The first object of ours is reported.
+                if !matches!(self.touched, Some(Touched::Ours(_))) {
+                    self.touched = self.touched.max((self.touched_by)(&event));
+                }
+            }
             NftEvent::Generation { id, pid, process, port: _ } => {
                 let touched = self.touched.take();
                 // The numbers wrap around.
