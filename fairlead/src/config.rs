@@ -13,7 +13,7 @@ pub(crate) mod kube_proxy;
 pub(crate) mod settings;
 
 pub(crate) use backend_name::BackendName;
-pub(crate) use document::{Document, Kind};
+pub(crate) use document::{Document, Kind, yaml_error};
 pub(crate) use duration::duration;
 pub(crate) use kube_proxy::TargetRole;
 #[cfg(test)]

@@ -72,19 +72,23 @@ pub(crate) struct EndpointsArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  fairlead plan -f service.yaml                                    what would change, on which nodes
-  kubectl kustomize app/ | fairlead plan -f -                      the same, from standard input
+  fairlead plan -f service.yaml                   what would change, on which nodes
+  kubectl kustomize app/ | fairlead plan -f -     the same, from standard input
   fairlead plan -f service.yaml -o json | jq '.changes[].lost_endpoints'
 
 Exit codes:
-  0  no node would lose all endpoints of a Service, and no VIP or node port would be claimed in vain
-  1  a node would, or a claim would be in vain
-  2  the command could not run
-Addresses that limits of the operator refuse are problems, but not counted as claims in vain.
+  0  all Services and EndpointSlices are planned, no node would lose all
+     endpoints of a Service, and no VIP or node port would be claimed in vain
+  1  a node would, a claim would be in vain, or an object is not planned: it has
+     no name, no valid apiVersion, or is ignored as a whole
+  2  the command could not run, or the files have no Service or EndpointSlice
+Addresses that limits of the operator refuse are problems, but not counted as
+claims in vain.
 
-The API server is not asked: what it would allocate or keep is added (cluster IPs, node ports, load-balancer IPs,
-the creation time), and the EndpointSlices that exist are used. Over TLS this requires an admin identity
-(--admin-identity of the frontend). At most 64 objects and 1 MiB.")]
+The API server is not asked: what it would allocate or keep is added (cluster
+IPs, node ports, load-balancer IPs, the creation time), and the EndpointSlices
+that exist are used. Over TLS this requires an admin identity (--admin-identity
+of the frontend). At most 64 objects and 1 MiB.")]
 pub(crate) struct PlanArgs {
     /// Read Services and EndpointSlices from this file (YAML or JSON), or from standard input (`-`). May be given
     /// several times.

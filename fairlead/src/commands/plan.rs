@@ -3,27 +3,32 @@
 use std::{
     collections::BTreeMap,
     fmt::{self, Write as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail, ensure};
 use proto::v1::{LostEndpoints, NodeGroup, PlanRequest, PlanResponse, PlannedChange};
 use serde_json::Value;
 
 use super::view::RESPONSE_TIMEOUT;
 use crate::{
     cli::PlanArgs,
-    config::Document,
+    config::{Document, yaml_error},
     exit_code::ExitCode,
     print,
     table::{Table, printable},
 };
+
+/// The most bytes of objects that a frontend accepts in one request, less what the message needs around them.
+const MAX_BYTES: usize = (1 << 20) - 16;
 
 /// The objects in the files.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Documents {
     /// Services and EndpointSlices as JSON.
     planned: String,
+    /// Those that have no valid `apiVersion` and `kind`, and are not sent.
+    ignored: Vec<String>,
     /// The number of others, by kind. They are not sent: they may be secret.
     skipped: BTreeMap<String, usize>,
 }
@@ -31,14 +36,17 @@ struct Documents {
 /// Sends the Services and EndpointSlices to a frontend, and prints its response.
 pub(crate) async fn run(args: PlanArgs) -> Result<ExitCode> {
     let PlanArgs { files, frontend, output } = args;
-    let Documents { planned, skipped } = documents(&files)?;
-    for (kind, count) in skipped {
+    let documents = documents(&files)?;
+    for (kind, count) in &documents.skipped {
         eprintln!("fairlead: not planned, and not sent to the frontend: {count} {kind}");
     }
+    documents.check(&files)?;
+    let Documents { planned, ignored, .. } = documents;
     let request = PlanRequest { documents: planned };
-    let plan = frontend.grpc()?.plan(&request, RESPONSE_TIMEOUT).await?;
+    let mut plan = frontend.grpc()?.plan(&request, RESPONSE_TIMEOUT).await?;
+    plan.ignored.extend(ignored);
     print::value(output, &plan, || table(&plan))?;
-    Ok(ExitCode::of_check(plan.losing_count == 0 && plan.conflict_count == 0))
+    Ok(ExitCode::of_check(plan.losing_count == 0 && plan.conflict_count == 0 && plan.ignored.is_empty()))
 }
 
 /// The documents of all files.
@@ -46,7 +54,7 @@ fn documents(files: &[PathBuf]) -> Result<Documents> {
     let mut all = Documents::default();
     for file in files {
         let documents = serde_saphyr::from_multiple::<Value>(&Document::read_text(file)?);
-        for document in documents.map_err(|error| anyhow!("{}: {error}", file.display()))? {
+        for document in documents.map_err(|error| anyhow!("{}: {}", file.display(), yaml_error(&error)))? {
             all.add(document);
         }
     }
@@ -68,6 +76,14 @@ impl Documents {
             }
             _ if document.is_null() => {}
             (_, "") => self.skip("document without kind"),
+            (version, kind) if is_meant_for_plan(version, kind) => {
+                let name = document["metadata"]["name"].as_str().unwrap_or("without a name");
+                self.ignored.push(format!(
+                    "{kind} {name}, apiVersion {version:?}: expected Service of v1, EndpointSlice of \
+                     discovery.k8s.io/v1, or List of v1; ignored"
+                ));
+            }
+            ("", kind) => self.skip(&format!("{kind} without apiVersion")),
             (version, kind) => self.skip(&format!("{kind} of {version}")),
         }
     }
@@ -75,6 +91,35 @@ impl Documents {
     fn skip(&mut self, kind: &str) {
         *self.skipped.entry(printable(kind)).or_default() += 1;
     }
+
+    /// Fails if there is nothing to plan, or too much for one request.
+    fn check(&self, files: &[PathBuf]) -> Result<()> {
+        if self.planned.is_empty() && self.ignored.is_empty() {
+            let name = |file: &PathBuf| {
+                if file == Path::new("-") { "standard input".to_owned() } else { file.display().to_string() }
+            };
+            let names: Vec<_> = files.iter().map(name).collect();
+            bail!(
+                "no Service or EndpointSlice in {}: nothing was planned; check the command that writes the objects, \
+                 or name other files",
+                names.join(", ")
+            );
+        }
+        let size = self.planned.len();
+        ensure!(
+            size <= MAX_BYTES,
+            "the Services and EndpointSlices have {size} bytes as JSON, more than {MAX_BYTES}: name fewer files at a \
+             time, or leave out long annotations"
+        );
+        Ok(())
+    }
+}
+
+/// Whether this is meant to be a Service, an EndpointSlice or a list of them, and not a kind of another API group.
+fn is_meant_for_plan(version: &str, kind: &str) -> bool {
+    let kind = kind.to_lowercase();
+    let is_group = ["", "v1"].contains(&version) || version.starts_with("discovery.k8s.io/");
+    is_group && ["service", "endpointslice"].contains(&kind.strip_suffix("list").unwrap_or(&kind))
 }
 
 fn table(plan: &PlanResponse) -> String {
@@ -100,11 +145,15 @@ fn table(plan: &PlanResponse) -> String {
     for ignored in &plan.ignored {
         let _ = writeln!(text, "not planned: {}", printable(ignored));
     }
-    let PlanResponse { revision, change_count, losing_count, conflict_count, .. } = plan;
+    let PlanResponse { revision, change_count, losing_count, conflict_count, ignored, .. } = plan;
+    let not_planned = match ignored.len() {
+        0 => String::new(),
+        count => format!(", {count} objects are not planned"),
+    };
     let _ = writeln!(
         text,
         "{change_count} service ports would change at revision {revision}, {losing_count} would lose all endpoints on \
-         a node, {conflict_count} claims would be in vain"
+         a node, {conflict_count} claims would be in vain{not_planned}"
     );
     text
 }
@@ -140,7 +189,8 @@ items:
 password: hidden
 ";
         fs::write(&file, text).unwrap();
-        let Documents { planned, skipped } = documents(&[file.clone(), file]).unwrap();
+        let Documents { planned, ignored, skipped } = documents(&[file.clone(), file]).unwrap();
+        assert_eq!(ignored, Vec::<String>::new());
         let kinds: Vec<_> =
             planned.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["kind"].take()).collect();
         assert_eq!(kinds, ["Service", "EndpointSlice", "Service", "EndpointSlice"]);
@@ -149,6 +199,41 @@ password: hidden
         let expected = [("Secret of v1", 4), ("Service of serving.knative.dev/v1", 2), ("document without kind", 2)];
         assert_eq!(skipped, expected);
         assert!(documents(&[directory.path().join("none")]).unwrap_err().to_string().contains("cannot read"));
+    }
+
+    #[test]
+    fn files_without_objects_to_plan_are_an_error() {
+        let check = |text: &str| {
+            let mut documents = Documents::default();
+            serde_saphyr::from_multiple::<Value>(text).unwrap().into_iter().for_each(|object| documents.add(object));
+            documents.check(&["-".into(), "b.yaml".into()]).map_err(|error| error.to_string())
+        };
+        for text in
+            ["", "# none\n", "---\n---\n", "apiVersion: v1\nkind: Secret\n", "apiVersion: v1\nkind: List\nitems: []\n"]
+        {
+            let error = check(text).unwrap_err();
+            assert!(error.starts_with("no Service or EndpointSlice in standard input, b.yaml: "), "{error}");
+        }
+        assert_eq!(check("apiVersion: v1\nkind: Service\n"), Ok(()));
+        let large = Documents { planned: "x".repeat(MAX_BYTES + 1), ..Documents::default() };
+        let error = large.check(&[]).unwrap_err().to_string();
+        assert!(error.contains("1048561 bytes as JSON, more than 1048560: name fewer files"), "{error}");
+    }
+
+    #[test]
+    fn objects_without_a_valid_version_and_kind_are_counted() {
+        let mut documents = Documents::default();
+        let object = |version: &str, kind: &str| serde_json::json!({ "apiVersion": version, "kind": kind });
+        for (version, kind) in [("", "Service"), ("v1", "service"), ("v1", "ServiceList")] {
+            documents.add(object(version, kind));
+        }
+        documents.add(object("discovery.k8s.io/v1beta1", "EndpointSlice"));
+        documents.add(object("", "Secret"));
+        assert_eq!((documents.ignored.len(), documents.skipped.len()), (4, 1), "{documents:?}");
+        assert!(documents.check(&[]).is_ok());
+        let text = table(&PlanResponse { ignored: documents.ignored, ..PlanResponse::default() });
+        let start = "not planned: Service without a name, apiVersion \"\": expected Service of v1";
+        assert!(text.starts_with(start) && text.ends_with("in vain, 4 objects are not planned\n"), "{text}");
     }
 
     #[test]

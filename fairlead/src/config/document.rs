@@ -115,10 +115,13 @@ impl Document {
 
 fn yaml(text: &str) -> Result<Value> {
     let options = serde_saphyr::options! { with_snippet: false, duplicate_keys: DuplicateKeyPolicy::Error };
-    // The library's advice is for programmers.
-    let advice = ", set DuplicateKeyPolicy in Options if acceptable";
-    serde_saphyr::from_str_with_options(text, options)
-        .map_err(|error| anyhow::anyhow!(error.to_string().replace(advice, "")))
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| anyhow::anyhow!(yaml_error(&error)))
+}
+
+/// An error of the YAML library without its advice, which is for programmers.
+pub(crate) fn yaml_error(error: &serde_saphyr::Error) -> String {
+    let text = error.to_string().replace(", set DuplicateKeyPolicy in Options if acceptable", "");
+    text.replace("; use from_str_multiple or from_str_multiple_with_options", "; expected one")
 }
 
 #[cfg(test)]
@@ -171,6 +174,16 @@ mod tests {
         ] {
             let error = Document::parse(&text).unwrap_err().to_string();
             assert!(error.contains("masqueradeBit"), "{error}");
+        }
+    }
+
+    #[test]
+    fn errors_have_no_advice_for_programmers() {
+        for (text, expected) in [("a: 1\na: 2\n", "duplicate mapping key: a"), ("a: 1\n---\nb: 2\n", "; expected one")]
+        {
+            let error = Document::parse(text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+            assert!(!error.contains("Options") && !error.contains("from_str"), "{error}");
         }
     }
 }

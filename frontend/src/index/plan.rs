@@ -145,8 +145,10 @@ impl Index {
         if kind == "ExternalName" || is(spec.get("clusterIP"), "None") {
             return;
         }
-        let first = spec.get("clusterIP").and_then(Value::as_str).is_some_and(|ip| !ip.is_empty());
-        if !first && spec.get("clusterIPs").and_then(Value::as_array).is_none_or(Vec::is_empty) {
+        // A value of another type is a problem of the object.
+        let absent = [Value::Null, json!(""), json!([])];
+        let is_absent = |field: &str| spec.get(field).is_none_or(|value| absent.contains(value));
+        if is_absent("clusterIP") && is_absent("clusterIPs") {
             let families = spec.remove("ipFamilies").unwrap_or_default();
             let policy = spec.get("ipFamilyPolicy");
             let is_dual = is(policy, "PreferDualStack") || is(policy, "RequireDualStack");

@@ -44,19 +44,24 @@ fn check(object: &Value) -> Result<(), String> {
         return Err("documents: an object that is no Service of v1 and no EndpointSlice".to_owned());
     }
     let metadata = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
+    let namespace = Some(metadata("namespace")).filter(|text| !text.is_empty()).unwrap_or("default");
+    let named = format!("{} {}/{}", text("kind"), start_of(namespace), start_of(metadata("name")));
     for field in ["namespace", "name"] {
         let length = metadata(field).len();
         if length > MAX_NAME {
-            return Err(format!("metadata.{field}: {length} bytes, more than {MAX_NAME}"));
+            return Err(format!("{named}: metadata.{field}: {length} bytes, more than {MAX_NAME}"));
         }
     }
     let ports = object["spec"]["ports"].as_array().map_or(0, Vec::len);
     if ports > MAX_PORTS {
-        let namespace = Some(metadata("namespace")).filter(|text| !text.is_empty()).unwrap_or("default");
-        let name = metadata("name");
-        return Err(format!("Service {namespace}/{name}: spec.ports: {ports} entries, more than {MAX_PORTS}"));
+        return Err(format!("{named}: spec.ports: {ports} entries, more than {MAX_PORTS}"));
     }
     Ok(())
+}
+
+/// A name that is not too long, or what suffices to find the object.
+fn start_of(name: &str) -> String {
+    if name.len() <= MAX_NAME { name.to_owned() } else { name.chars().take(64).chain("...".chars()).collect() }
 }
 
 #[cfg(test)]
@@ -205,6 +210,35 @@ mod tests {
     }
 
     #[test]
+    fn objects_that_are_ignored_as_a_whole_are_listed() {
+        let cluster = cluster();
+        let port = json!([{ "name": "http", "port": "80" }]);
+        let planned = plan(&cluster, &[web(&[("ports", port)]), web(&[]), manifest("", json!({}))]);
+        assert_eq!((planned.change_count, planned.problems.len()), (0, 0), "{planned:?}");
+        let [second, nameless, web] = &planned.ignored[..] else { panic!("{planned:?}") };
+        assert!(second.contains("is in an earlier document"), "{second}");
+        assert_eq!(nameless, "document 3: metadata.name is missing; ignored");
+        assert!(web.starts_with("Service ns/web: spec.ports[0].port: invalid type"), "{web}");
+        let slice = json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+            "metadata": { "name": "x", "namespace": "ns" }, "endpoints": [],
+        });
+        let planned = plan(&cluster, &[slice]);
+        assert_eq!((planned.losing_count, planned.problems.len(), planned.ignored.len()), (1, 1, 1), "{planned:?}");
+    }
+
+    #[test]
+    fn addresses_of_a_wrong_type_are_not_taken_for_absent() {
+        let cluster = cluster();
+        for (field, value) in [("clusterIP", json!(10)), ("clusterIPs", json!("10.96.0.1"))] {
+            let planned = plan(&cluster, &[manifest("new", json!({ "ports": [{ "port": 80 }], field: value }))]);
+            assert_eq!(planned.change_count, 0, "{planned:?}");
+            let expected = format!("Service ns/new: spec.{field}: invalid type");
+            assert!(planned.ignored.iter().any(|ignored| ignored.starts_with(&expected)), "{planned:?}");
+        }
+    }
+
+    #[test]
     fn large_requests_are_refused() {
         let cluster = cluster();
         let services: Vec<_> =
@@ -218,7 +252,9 @@ mod tests {
             response(&cluster, &request).unwrap_err().message().to_owned()
         };
         let long = manifest(&"s".repeat(254), json!({ "ports": [{ "port": 80 }] }));
-        assert_eq!(error(long.clone()), "metadata.name: 254 bytes, more than 253");
+        let start = "s".repeat(64);
+        let expected = format!("Service ns/{start}...: metadata.name: 254 bytes, more than 253");
+        assert_eq!(error(long.clone()), expected);
         let wide = manifest("wide", json!({ "ports": vec![json!({}); MAX_PORTS + 1] }));
         assert_eq!(error(wide), "Service ns/wide: spec.ports: 101 entries, more than 100");
         let list = json!({ "apiVersion": "v1", "kind": "List", "items": [long] });

@@ -38,7 +38,7 @@ use self::{
     catalog::{Catalog, Refreshed},
     events::FileEvents,
 };
-use crate::object::{ObjectKind, ParsedObject, SourceUpdate};
+use crate::object::{ObjectKind, ObjectProblem, ParsedObject, SourceUpdate};
 
 /// How long to collect events that belong together, such as several files that one command writes.
 const DEBOUNCE: Duration = Duration::from_millis(2);
@@ -65,11 +65,24 @@ pub(crate) fn parse_text(text: &str, format: ManifestFormat) -> Result<Vec<Parse
     document::FileContents::read(text, format).map(|contents| contents.objects.into_values().collect())
 }
 
-/// The objects in documents, and which documents are not used, and why.
+/// The objects in documents, and which documents are not used, and why: also those that are ignored as a whole.
 pub(crate) fn parse_documents(documents: Vec<Value>) -> (Vec<ParsedObject>, Vec<String>) {
     let numbered = documents.into_iter().enumerate().map(|(n, document)| (format!("document {}", n + 1), document));
-    let document::FileContents { objects, problems } = document::FileContents::of(numbered);
-    (objects.into_values().collect(), problems)
+    let document::FileContents { objects, problems: mut ignored } = document::FileContents::of(numbered);
+    let mut used = Vec::with_capacity(objects.len());
+    for parsed in objects.into_values() {
+        let ParsedObject { kind, name, object, problems, .. } = &parsed;
+        let is_ignored = object.is_none() && !problems.is_empty();
+        if is_ignored {
+            let fields = problems.iter().map(|ObjectProblem { field, message }| format!("{field}: {message}"));
+            ignored.push(format!("{kind} {name}: {}", fields.collect::<Vec<_>>().join(", ")));
+        }
+        // The API server would reject such a Service. A slice of no Service it accepts: the one before is gone then.
+        if !is_ignored || *kind == ObjectKind::EndpointSlice {
+            used.push(parsed);
+        }
+    }
+    (used, ignored)
 }
 
 /// Delivers the objects in `directory` and their changes until the shutdown, or until the receiver is dropped. The
