@@ -200,6 +200,22 @@ fn oldest_service_gets_the_vip_and_the_next_one_after_its_deletion() {
 }
 
 #[test]
+fn of_services_of_equal_age_the_name_that_sorts_first_decides() {
+    for created in [Some(time(1)), None] {
+        let claiming = |name| {
+            let mut service = ServiceObject { created, ..service(name, "10.96.0.1") };
+            service.ports[0].node_port = Some(number(30000));
+            put(service)
+        };
+        let (index, views) = indexed([claiming("b"), claiming("a")]);
+        assert!(views[&key("a")].port.node_port.is_some() && views[&key("b")].port.node_port.is_none());
+        let why = "is used by ns/a:http/tcp, whose Service is as old, and whose name sorts first: not served here";
+        let messages = messages(&index, "b");
+        assert_eq!(messages.iter().filter(|message| message.contains(why)).count(), 2, "{messages:?}");
+    }
+}
+
+#[test]
 fn oldest_service_gets_the_node_port() {
     let with_node_port = |name, cluster_ip, created| {
         let mut service = ServiceObject { created: Some(time(created)), ..service(name, cluster_ip) };

@@ -2,7 +2,8 @@
 //!
 //! - Of several service ports that claim one (VIP, port, protocol) or one (node port, protocol), one gets it: a
 //!   load-balancer IP goes before an external IP, then the older Service before the newer one; a Service without a
-//!   creation time counts as the newest. When the winner is removed, the next one gets it.
+//!   creation time counts as the newest. Of two that are as old, the one whose name sorts first goes before. When the
+//!   winner is removed, the next one gets it.
 //! - At the address of a Node, an external or load-balancer IP, the node ports and the ports of health checks are the
 //!   same: of those that claim one port, one gets it, by the same rule. A node port is served at every Node, so that it
 //!   is not served at all if one at an address goes before it.
@@ -290,9 +291,18 @@ impl<'c> Resolution<'_, 'c> {
         let claimant = first(&self.claims.claimants, &claim).filter(|winner| winner.key != *self.key)?;
         let why = match kind {
             Some(ExternalKind::External) if !claimant.external => "for which it is a load-balancer IP",
-            _ => "whose Service is older",
+            _ => self.precedence(claimant),
         };
         Some(Refusal::UsedBy { claim, owner: NodePortOwner { claimant, ip: None }, why })
+    }
+
+    /// Why another service port goes before this one if both claims are of the same kind.
+    fn precedence(&self, claimant: &Claimant) -> &'static str {
+        if claimant.age == self.age {
+            "whose Service is as old, and whose name sorts first"
+        } else {
+            "whose Service is older"
+        }
     }
 
     /// Whether this service port claims it, as a node port or for the health checks of its Service.
@@ -323,7 +333,7 @@ impl<'c> Resolution<'_, 'c> {
         let owner = self.node_port_owner(number, protocol);
         let owner = owner.filter(|owner| !self.is_own(owner.claimant, for_health_checks))?;
         let claim = VipClaim::NodePort(number, protocol);
-        Some(Refusal::UsedBy { claim, owner, why: "whose Service is older" })
+        Some(Refusal::UsedBy { claim, owner, why: self.precedence(owner.claimant) })
     }
 
     /// Why a node port or health checks get this port at the address of a Node.
@@ -338,7 +348,7 @@ impl<'c> Resolution<'_, 'c> {
         }
         let why = match kind {
             ExternalKind::External => "whose node port goes before an external IP",
-            ExternalKind::LoadBalancer => "whose Service is older",
+            ExternalKind::LoadBalancer => self.precedence(owner.claimant),
         };
         Some(Refusal::UsedBy { claim: VipClaim::ExternalIp(ip, port, protocol), owner, why })
     }
