@@ -25,7 +25,7 @@ pub(crate) struct TraceArgs {
     pub(crate) source: SocketAddr,
 
     /// Destination address and port of the packet.
-    #[arg(value_name = "DST:PORT")]
+    #[arg(value_name = "DST:PORT", value_parser = destination)]
     pub(crate) destination: SocketAddr,
 
     /// Protocol of the packet: tcp, udp or sctp.
@@ -53,6 +53,11 @@ fn source(text: &str) -> Result<SocketAddr, String> {
         .map_err(|_| format!("{text:?}: expected an address, with or without a port"))
 }
 
+/// Parses an address with a port.
+fn destination(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "expected ADDRESS:PORT, such as 10.96.0.10:80 or [fd00::10]:80".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::testing::parse;
@@ -63,7 +68,10 @@ mod tests {
             let words: Vec<_> = ["trace"].into_iter().chain(line.split(' ')).collect();
             assert!(parse(&words).is_ok(), "{line}");
         }
-        assert!(parse(&["trace", "10.0.0.1", "10.96.0.1"]).is_err());
+        for destination in ["10.96.0.1", "fd00::2", "web:80"] {
+            let error = parse(&["trace", "10.0.0.1", destination]).unwrap_err();
+            assert!(error.contains("expected ADDRESS:PORT"), "{error}");
+        }
         assert!(parse(&["trace", "pod", "10.96.0.1:80"]).is_err());
     }
 }

@@ -35,6 +35,10 @@ pub(crate) async fn run(args: ServicesArgs) -> Result<()> {
         Some(at) => state_at(&args.frontend, &node, namespace.unwrap_or_default(), at).await?,
         None => view::committed(&args.frontend, &node).await?,
     };
+    if state.node().is_unknown() {
+        let what = "listed is what a node without a Node object would be sent";
+        eprintln!("fairlead: no Node {node} is known: {what}; check --node");
+    }
     print::value(args.output, &to_json(&state), || {
         let rows = state.service_ports().values().map(row);
         Table::of(&["SERVICE PORT", "VIPS", "POLICY", "ENDPOINTS", "LOCAL"], rows)

@@ -54,7 +54,7 @@ impl View {
         };
         let session = grpc.connect(hello).await.with_context(|| {
             let addresses = frontend.addresses.join(", ");
-            format!("cannot open a stream to a frontend at {addresses}: check that one runs there, and --frontend")
+            format!("cannot open a stream to a frontend at {addresses}")
         })?;
         let state = NodeState::new(NodeInfo::unknown(node));
         Ok(Self { session, staged: state.clone(), state })

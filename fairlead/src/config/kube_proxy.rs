@@ -54,7 +54,7 @@ impl TargetRole {
 /// not checked here.
 ///
 /// # Errors
-/// A mode that Fairlead does not have.
+/// A mode that Fairlead does not have, and a list of cluster CIDRs.
 pub(crate) fn convert(document: &Map<String, Value>, role: TargetRole) -> Result<Conversion, FieldErrors> {
     let mode = document.get("mode").unwrap_or(&Value::Null);
     let name = if mode.is_null() { Some("") } else { mode.as_str() };
@@ -67,6 +67,11 @@ pub(crate) fn convert(document: &Map<String, Value>, role: TargetRole) -> Result
             return Err(FieldErrors(vec![FieldProblem::new("mode", reason)]));
         }
     };
+    // Our field may be a list, kube-proxy's may not.
+    if let Some(list @ Value::Array(_)) = document.get("clusterCIDR") {
+        let reason = format!("{list}: expected text, with commas between CIDRs");
+        return Err(FieldErrors(vec![FieldProblem::new("clusterCIDR", reason)]));
+    }
     let mut conversion = Conversion::default();
     conversion.set("mode", "backend", backend.name());
     let mut values = Values::new();

@@ -9,6 +9,9 @@ use serde::Serialize;
 
 use crate::packet::Packet;
 
+/// The least probability that is taken for certain: it is printed as 100 %.
+const ALWAYS: f64 = 0.9995;
+
 /// A rule that matched, or a chain in which none did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TraceStep {
@@ -152,7 +155,7 @@ impl fmt::Display for IpvsSelection {
 
 impl fmt::Display for PathSummary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.probability < 0.9995 {
+        if self.probability < ALWAYS {
             write!(f, "{}: ", percent(self.probability))?;
         }
         match (&self.example.verdict, &self.endpoints[..]) {
@@ -168,6 +171,10 @@ impl fmt::Display for PathSummary<'_> {
                 if self.example.scheduled.as_ref().is_some_and(|scheduled| scheduled.is_persistent) =>
             {
                 write!(f, "sent to {endpoint}, the endpoint of earlier connections of this client")?;
+            }
+            // Other paths lead to other endpoints.
+            (PacketVerdict::Delivered, [(endpoint, _)]) if self.probability < ALWAYS => {
+                write!(f, "sent to {endpoint}")?;
             }
             (PacketVerdict::Delivered, [(only, _)]) => write!(f, "sent to the only endpoint, {only}")?,
             (PacketVerdict::Delivered, endpoints) => {
@@ -200,4 +207,20 @@ impl fmt::Display for PathSummary<'_> {
 fn percent(probability: f64) -> String {
     let percent = probability * 100.0;
     if (percent - percent.round()).abs() < 0.05 { format!("{percent:.0} %") } else { format!("{percent:.1} %") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoint_of_some_packets_is_not_the_only_one() {
+        let endpoint: SocketAddr = "10.244.1.1:8080".parse().unwrap();
+        let example = Path { endpoint: Some(endpoint), ..Path::default() };
+        let text = |probability| {
+            PathSummary { example: &example, endpoints: vec![(endpoint, probability)], probability }.to_string()
+        };
+        assert_eq!(text(1.0), "sent to the only endpoint, 10.244.1.1:8080; source unchanged");
+        assert_eq!(text(1.0 / 3.0), "33.3 %: sent to 10.244.1.1:8080; source unchanged");
+    }
 }

@@ -50,7 +50,8 @@ fn nodes(text: &mut String, overview: &Overview, shown: usize) {
             status.backend_version.clone(),
             connected(status.programmed_revision.to_string()),
             lag(row),
-            connected(short(status.apply_micros)),
+            // Zero is unknown.
+            if status.apply_micros == 0 { String::new() } else { connected(short(status.apply_micros)) },
             state(row),
         ];
         if several {

@@ -110,6 +110,15 @@ unix:/s: revision 9, programmed on all nodes 9, 7 service ports, 21 endpoints
 }
 
 #[test]
+fn unknown_times_are_not_zero() {
+    let never_acked = NodeStatus { apply_micros: 0, ..node("a", 0) };
+    let overview = join(vec![("unix:/s", Ok(frontend(1, 0, vec![never_acked])))], &limits());
+    let text = table::render(&overview, &args(&[]));
+    let row: Vec<_> = text.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(row, ["a", "nftables", "0.1.0", "0", "-", "-", "ok"]);
+}
+
+#[test]
 fn node_is_connected_if_one_frontend_has_its_stream() {
     let observer = NodeStatus { role: Role::Observer.into(), ..node("a", 0) };
     let answers = vec![

@@ -334,6 +334,7 @@ fn invalid_values_are_rejected_by_field() {
         (json!({"oomScoreAdj": -1001}), "oomScoreAdj: invalid value '-1001': -1001 is not in -1000..=1000"),
         (json!({"clusterCIDR": "10.0.0.0"}), "clusterCIDR: invalid value '10.0.0.0'"),
         (json!({"clusterCIDR": true}), "clusterCIDR: true: expected text"),
+        (json!({"clusterCIDR": ["10.0.0.0/8"]}), "clusterCIDR: [\"10.0.0.0/8\"]: expected text, with commas"),
         (json!({"nodePortAddresses": ["primary", "10.0.0.0/8"]}), "nodePortAddresses: invalid value 'primary,"),
         (json!({"nodePortAddresses": ["10.0.0.1"]}), "nodePortAddresses: invalid value '10.0.0.1,"),
         (json!({"nodePortAddresses": [7]}), "nodePortAddresses: invalid value '7,"),
