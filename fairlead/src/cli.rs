@@ -386,6 +386,19 @@ mod tests {
         super::command().debug_assert();
     }
 
+    /// clap wraps longer lines a second time.
+    #[test]
+    fn help_texts_are_not_wrapped_twice() {
+        fn check(command: &clap::Command) {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in help.lines() {
+                assert!(line.chars().count() <= 100, "{}: {line}", command.get_name());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&super::command());
+    }
+
     #[test]
     fn only_commands_about_the_cluster_use_the_kubeconfig_of_kubectl() {
         for (line, expected) in [

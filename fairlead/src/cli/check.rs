@@ -30,9 +30,10 @@ pub(crate) struct CheckArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The file manifest.json lists what the archive contains, and what was left out and why. It never contains
-private keys, tokens or the content of Secrets. It contains names of Services and, without --redact-ips, IP
-addresses: check it before you share it.")]
+The file manifest.json lists what the archive contains, and what was left out
+and why. It never contains private keys, tokens or the content of Secrets. It
+contains names of Services and, without --redact-ips, IP addresses: check it
+before you share it.")]
 pub(crate) struct BundleArgs {
     /// Write the archive to this file, which must not exist. Default: fairlead-bundle-NODE.tar.gz in the current
     /// directory, or in --state-dir if that is read-only.

@@ -13,13 +13,14 @@ use crate::config::BackendName;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  fairlead diff --node-name node-a --cluster-cidr 10.244.0.0/16    what this node's backend would write now
-  fairlead diff --backend nftables                                 what a backend not yet running here would write
-  fairlead diff --state                                            use the state file, without a frontend
-  fairlead diff --of kube-proxy                                    where kube-proxy's rules behave differently
+  fairlead diff --cluster-cidr 10.244.0.0/16   what this node's backend would write now
+  fairlead diff --backend nftables             what a backend not yet running here would write
+  fairlead diff --state                        use the state file, without a frontend
+  fairlead diff --of kube-proxy                where kube-proxy's rules behave differently
 
-Nothing is written. Give the same flags as to the backend, above all those that identify pods (--cluster-cidr,
---detect-local-mode).
+Nothing is written. Give those flags of the backend that this command has as
+well, above all those that identify pods (--cluster-cidr, --detect-local-mode).
+It rejects the others.
 
 Exit codes:
   0  no differences

@@ -13,8 +13,9 @@ Exit codes:
   1  the timeout has passed; the output says which Services use the pod, or which nodes are behind
   2  the node's backend gave no answer until the timeout, or rejected the request
 
-For preStop in a pod, which is known by its source address and needs no rights. Images without a shell get the
-program from an init container that runs `fairlead drained --install /fairlead/drained` (docs/rollouts.md).")]
+For preStop in a pod, which is known by its source address and needs no rights.
+Images without a shell get the program from an init container that runs
+`fairlead drained --install /fairlead/drained` (docs/rollouts.md).")]
 pub(crate) struct DrainedArgs {
     /// Ask the backend at this address: the pod's node (status.hostIP).
     #[arg(long, env = "HOST_IP", value_name = "IP", required_unless_present = "install")]

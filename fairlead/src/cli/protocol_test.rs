@@ -8,10 +8,11 @@ use crate::{config::duration, print::OutputArgs};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each scenario plays a short session and checks the backend against docs/protocol.md: PASS, FAIL, or SKIP for
-an optional part that the backend does not support, and for contents that cannot be compared because the
-backend sends no digests and there is no --state-command. With COMMAND, the backend is started for each
-scenario. Without, start it when the address is printed.
+Each scenario plays a short session and checks the backend against
+docs/protocol.md: PASS, FAIL, or SKIP for an optional part that the backend does
+not support, and for contents that cannot be compared because the backend sends
+no digests and there is no --state-command. With COMMAND, the backend is started
+for each scenario. Without, start it when the address is printed.
 
 Exit codes:
   0  no scenario failed
@@ -19,8 +20,8 @@ Exit codes:
   2  the command could not run
 
 Examples:
-  fairlead protocol-test -- python3 backend.py --frontend {address} --node {node} --config stream.conf --reload true
-  fairlead protocol-test --listen unix:/tmp/c.sock --scenario drain -- ./my-backend --frontend {address}
+  fairlead protocol-test -- ./my-backend --frontend {address} --node {node}
+  fairlead protocol-test --listen unix:/tmp/c.sock --scenario drain -- ./my-backend {address}
   fairlead protocol-test --list")]
 pub(crate) struct ProtocolTestArgs {
     /// Listen for the backend at `unix:/PATH`, or HOST:PORT without TLS. Port 0 picks a free port.

@@ -14,14 +14,18 @@ pub(crate) const SHOWN_NODES: usize = 40;
 #[command(after_help = "\
 Exit codes:
   0  every node has a stream to some frontend and has programmed its state
-  1  a node has no stream or only a shadow, is behind by more than --max-lag, has rejected service ports, or
-     cannot program an IP family that has VIPs; or a frontend is not ready, or does not follow the API:
-     requests fail, and objects are unconfirmed for three minutes
-  2  a frontend could not be queried; with --node only if no other frontend reports the node as healthy
+  1  a node has no stream or only a shadow, is behind by more than --max-lag, has
+     rejected service ports, or cannot program an IP family that has VIPs; or a
+     frontend is not ready, or does not follow the API: requests fail, and objects
+     are unconfirmed for three minutes
+  2  a frontend could not be queried; with --node only if no other frontend
+     reports the node as healthy
 
-Each frontend knows only its own streams: give the addresses of all frontends, or a name that resolves to all
-of them. A node is connected if it has a stream to one of them. Over TLS this requires an admin identity, or with
---node the identity of that node. In a backend's pod no flags are needed: its own node is shown.")]
+Each frontend knows only its own streams: give the addresses of all frontends,
+or a name that resolves to all of them. A node is connected if it has a stream
+to one of them. Over TLS this requires an admin identity, or with --node the
+identity of that node. In a backend's pod no flags are needed: its own node is
+shown.")]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     pub(crate) frontend: FrontendAddressArgs,

@@ -13,12 +13,13 @@ const DEFAULT_SOURCE_PORT: u16 = 40_000;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  fairlead trace 10.244.1.9 10.96.0.10:80                       from a pod to a cluster IP
-  fairlead trace 192.0.2.7 172.18.0.2:30080                     from an external client to a node port
-  fairlead trace 172.18.0.2 '[fd00:10:96::a]:53' -p udp         from this node
+  fairlead trace 10.244.1.9 10.96.0.10:80                from a pod to a cluster IP
+  fairlead trace 192.0.2.7 172.18.0.2:30080              from an external client to a node port
+  fairlead trace 172.18.0.2 '[fd00:10:96::a]:53' -p udp  from this node
 
-No packet is sent: the rules of nf_tables and iptables, sets of ipset and virtual servers of IPVS are read and
-evaluated, including those of other programs.")]
+No packet is sent: the rules of nf_tables and iptables, sets of ipset and
+virtual servers of IPVS are read and evaluated, including those of other
+programs.")]
 pub(crate) struct TraceArgs {
     /// Source address of the packet, with or without a port.
     #[arg(value_name = "SRC", value_parser = source)]

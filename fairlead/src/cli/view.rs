@@ -50,12 +50,13 @@ pub(crate) struct ServicesArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  fairlead endpoints default/web --node node-a              each endpoint, and why the node does not use it
-  fairlead endpoints kube-system/kube-dns --port dns-tcp    one port, for this machine
-  fairlead endpoints default/web -o json | jq '.ports[].endpoints[] | select(.cluster.in_pool | not)'
+  fairlead endpoints default/web --node node-a             each endpoint, and why it is not used
+  fairlead endpoints kube-system/kube-dns --port dns-tcp   one port, for this machine
+  fairlead endpoints default/web -o json | jq '.ports[].endpoints[] | select(.local.in_pool)'
 
-The frontend answers from its current view; `fairlead status --node` shows whether the node has programmed it.
-Over TLS this requires the identity of the node, or an admin identity (--admin-identity of the frontend).")]
+The frontend answers from its current view; `fairlead status --node` shows
+whether the node has programmed it. Over TLS this requires the identity of the
+node, or an admin identity (--admin-identity of the frontend).")]
 pub(crate) struct EndpointsArgs {
     /// Explain this Service. Default namespace: default.
     #[arg(value_name = "NAMESPACE/NAME", value_parser = service)]
@@ -105,13 +106,15 @@ pub(crate) struct PlanArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  fairlead log --since 10m                                  what changed in the last ten minutes, newest first
-  fairlead log --service default/web -o json                of one Service
-  fairlead log --node node-a                                what concerned one node
+  fairlead log --since 10m                     what changed in the last ten minutes, newest first
+  fairlead log --service default/web -o json   of one Service
+  fairlead log --node node-a                   what concerned one node
 
-One frontend answers, with what it has committed since it started: the last changes of each namespace, 8,192 and
-8 MiB in total, at most 1,000 at a time. Over TLS this requires an admin identity (--admin-identity of the
-frontend), or with --node the identity of that node, which is told only times and service ports.")]
+One frontend answers, with what it has committed since it started: the last
+changes of each namespace, 8,192 and 8 MiB in total, at most 1,000 at a time.
+Over TLS this requires an admin identity (--admin-identity of the frontend), or
+with --node the identity of that node, which is told only times and service
+ports.")]
 pub(crate) struct ChangesArgs {
     /// List only changes of this Service. Default namespace: default.
     #[arg(long, value_name = "NAMESPACE/NAME", value_parser = service)]
@@ -160,17 +163,17 @@ fn past_time(text: &str) -> std::result::Result<u64, String> {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  fairlead test                                   test every Service that this node serves, from this node
-  fairlead test --service default/web --count 20  test one Service, with 20 connections to each VIP
+  fairlead test                                    every Service that this node serves
+  fairlead test --service default/web --count 20   one Service, 20 connections to each VIP
 
 Exit codes:
   0  every result was as the frontend's view predicts
   1  a result was different
   2  the command could not run
 
-A node cannot test what only external clients see: source ranges, external policy Local, and the path through
-a load balancer. SCTP is not tested. Connections are real: servers accept them, and each UDP port receives one
-byte.")]
+A node cannot test what only external clients see: source ranges, external
+policy Local, and the path through a load balancer. SCTP is not tested.
+Connections are real: servers accept them, and each UDP port receives one byte.")]
 pub(crate) struct TestArgs {
     #[command(flatten)]
     pub(crate) view: ViewArgs,
