@@ -104,7 +104,12 @@ fn endpoints(before: &ServicePortView, after: &ServicePortView) -> Option<String
         compare(&local(before), &local(after));
     }
     let changed = signed(added.iter(), removed.iter())?;
-    Some(format!("endpoints {} -> {}: {changed}", before.endpoints(), after.endpoints()))
+    // Those that are used everywhere, if these are compared: policy Local may use others, which terminate.
+    let count = |view: &ServicePortView| match differs {
+        true => IpFamily::ALL.into_iter().map(|family| view.cluster[family].default.len()).sum::<usize>(),
+        false => view.endpoints(),
+    };
+    Some(format!("endpoints {} -> {}: {changed}", count(before), count(after)))
 }
 
 /// What is added and removed, with signs; `None` if that is nothing.
@@ -187,6 +192,16 @@ mod tests {
         before.local.v4.nodes.insert("node-a".into(), pool(vec![1, 2]));
         after.local.v4.nodes.insert("node-b".into(), pool(vec![2, 3]));
         assert_eq!(describe(Some(&before), Some(&after)), "endpoints 2 -> 2: +10.244.0.3:8080 -10.244.0.1:8080");
+    }
+
+    #[test]
+    fn endpoints_that_begin_to_terminate_are_not_counted() {
+        let (mut before, mut after) = (view([1, 2]), view([1]));
+        let of_node = before.cluster.v4.default.clone();
+        for view in [&mut before, &mut after] {
+            view.local.v4.nodes.insert("node-a".into(), of_node.clone());
+        }
+        assert_eq!(describe(Some(&before), Some(&after)), "endpoints 2 -> 1: -10.244.0.2:8080");
     }
 
     #[test]
