@@ -50,7 +50,7 @@ pub(crate) struct ProtocolTestArgs {
     #[arg(long, value_name = "SHELL")]
     pub(crate) state_command: Option<String>,
 
-    /// Append the output of the backend to this file. Default: discard it.
+    /// Append the output of the backend to this file. Default: discard it, but show its last lines if it exits.
     #[arg(long, value_name = "FILE")]
     pub(crate) backend_log: Option<PathBuf>,
 

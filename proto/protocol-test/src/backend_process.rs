@@ -3,6 +3,8 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
+    future::pending,
+    os::unix::fs::FileExt as _,
     path::PathBuf,
     process::Stdio,
     time::Duration,
@@ -21,6 +23,9 @@ use tokio::{
 
 /// The time between SIGTERM and SIGKILL.
 const TERMINATION_GRACE: Duration = Duration::from_secs(10);
+/// How much of the output of a backend that has exited is shown.
+const SHOWN_BYTES: usize = 1024;
+const SHOWN_LINES: usize = 3;
 
 /// What a backend has programmed: endpoints by service port, `None` if the state command does not print them.
 pub(crate) type ProgrammedState = BTreeMap<String, Option<BTreeSet<String>>>;
@@ -40,6 +45,7 @@ pub(crate) struct BackendProcess {
 struct ProcessGroup {
     leader: Child,
     id: Option<Pid>,
+    output: File,
 }
 
 /// One service port in the output of the state command.
@@ -81,30 +87,33 @@ impl BackendProcess {
     /// Starts the backend, if there is a command.
     pub(crate) fn start(&mut self) -> Result<()> {
         let Some((program, arguments)) = self.command.split_first() else { return Ok(()) };
-        let output = || -> Result<Stdio> {
-            let Some(path) = &self.log else { return Ok(Stdio::null()) };
-            let file = File::options().create(true).append(true).open(path);
-            Ok(file.with_context(|| format!("open the backend log {}", path.display()))?.into())
+        let output = match &self.log {
+            Some(path) => {
+                let file = File::options().create(true).append(true).open(path);
+                file.with_context(|| format!("open the backend log {}", path.display()))?
+            }
+            None => tempfile::tempfile().context("create a temporary file for the output of the backend")?,
         };
+        let copy = || output.try_clone().context("copy the file descriptor of the output");
         let leader = Command::new(program)
             .args(arguments)
             .envs(self.environment.clone())
             .stdin(Stdio::null())
-            .stdout(output()?)
-            .stderr(output()?)
+            .stdout(copy()?)
+            .stderr(copy()?)
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("start the backend {program:?}"))?;
         let id = leader.id().and_then(|pid| pid.try_into().ok()).map(Pid::from_raw);
-        self.running = Some(ProcessGroup { leader, id });
+        self.running = Some(ProcessGroup { leader, id, output });
         Ok(())
     }
 
     /// Stops the backend, if it is running.
     pub(crate) async fn stop(&mut self) {
-        let Some(ProcessGroup { mut leader, id }) = self.running.take() else { return };
-        // The kernel does not reuse the process group id before the leader has been waited for.
+        let Some(ProcessGroup { mut leader, id, .. }) = self.running.take() else { return };
+        // The kernel does not reuse the id of a process group while the group has processes.
         let signal = |signal| id.map(|id| killpg(id, signal));
         signal(Signal::SIGTERM);
         if timeout(TERMINATION_GRACE, leader.wait()).await.is_err() {
@@ -113,10 +122,26 @@ impl BackendProcess {
         }
     }
 
-    /// The exit status of the backend, if it has exited on its own.
+    /// Returns when the command has failed. One that exits with 0 may have started the backend in the background.
+    /// Cancel safe.
+    pub(crate) async fn failed(&mut self) {
+        if let Some(ProcessGroup { leader, .. }) = &mut self.running
+            && leader.wait().await.is_ok_and(|status| !status.success())
+        {
+            return;
+        }
+        pending().await
+    }
+
+    /// The exit status of the backend, if it has exited on its own, and where its output is or how it ends.
     pub(crate) fn exit_status(&mut self) -> Option<String> {
-        let status = self.running.as_mut()?.leader.try_wait().ok()??;
-        Some(format!("the backend has exited: {status}"))
+        let ProcessGroup { leader, output, .. } = self.running.as_mut()?;
+        let status = leader.try_wait().ok()??;
+        let shown = match &self.log {
+            Some(path) => format!("its output is in {}", path.display()),
+            None => last_lines(output),
+        };
+        Some(format!("the backend has exited: {status}, {shown}"))
     }
 
     /// The output of the state command; `None` if there is no such command.
@@ -138,5 +163,18 @@ impl BackendProcess {
             ProgrammedServicePort::WithEndpoints { service_port, endpoints } => (service_port, Some(endpoints)),
         });
         Ok(Some(programmed.collect()))
+    }
+}
+
+/// The end of the output of a backend, as a part of a line.
+fn last_lines(output: &File) -> String {
+    let size = output.metadata().map_or(0, |metadata| metadata.len());
+    let mut end = [0; SHOWN_BYTES];
+    let read = output.read_at(&mut end, size.saturating_sub(SHOWN_BYTES as u64)).unwrap_or(0);
+    let end = String::from_utf8_lossy(&end[..read]);
+    let lines: Vec<_> = end.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    match &lines[lines.len().saturating_sub(SHOWN_LINES)..] {
+        [] => "without any output".to_owned(),
+        last => format!("after the output \"{}\"", last.join(" / ")),
     }
 }

@@ -54,6 +54,11 @@ const FAULTS: &[(Fault, &str, &str)] = &[
 
 /// Runs scenarios against a client with this fault.
 async fn run_scenarios(fault: Fault, scenarios: &[&str]) -> Vec<ScenarioResult> {
+    run_scenarios_with(&[], fault, scenarios).await
+}
+
+/// As [`run_scenarios`], with a command that is started for each scenario beside the client.
+async fn run_scenarios_with(command: &[&str], fault: Fault, scenarios: &[&str]) -> Vec<ScenarioResult> {
     let server = Server::listen("127.0.0.1:0").await.unwrap();
     let directory = tempfile::tempdir().unwrap();
     let state_file = directory.path().join("state");
@@ -65,7 +70,7 @@ async fn run_scenarios(fault: Fault, scenarios: &[&str]) -> Vec<ScenarioResult> 
         node: NODE.into(),
         scenarios: scenarios.iter().map(ToString::to_string).collect(),
         patience: Duration::from_secs(8),
-        command: Vec::new(),
+        command: command.iter().map(ToString::to_string).collect(),
         state_command,
         log: None,
     };
@@ -123,6 +128,40 @@ async fn contents_of_a_client_without_digests_are_compared_with_a_state_command_
     }
     let with_state_command: Vec<_> = names.into_iter().chain(["ack-after-kernel"]).collect();
     for result in run_scenarios(Fault::Minimal, &with_state_command).await {
+        assert_eq!(result.verdict, Verdict::Pass, "{}: {}", result.scenario, result.observed);
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_fails_ends_the_wait_for_a_stream() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log");
+    for (log, shown) in [
+        (None, "after the output \"No module named grpc\"".to_owned()),
+        (Some(log.clone()), format!("its output is in {}", log.display())),
+    ] {
+        let server = Server::listen("127.0.0.1:0").await.unwrap();
+        let command = ["/bin/sh", "-c", "echo; echo 'No module named grpc' >&2; exit 3"];
+        let options = TestOptions {
+            node: NODE.into(),
+            scenarios: vec!["hello".to_owned()],
+            patience: Duration::from_secs(60),
+            command: command.iter().map(ToString::to_string).collect(),
+            state_command: None,
+            log,
+        };
+        let report = run(server, options, |_| ()).await.unwrap();
+        let ScenarioResult { verdict, observed, seconds, .. } = &report.results[0];
+        let expected = format!("did not open a stream; the backend has exited: exit status: 3, {shown}");
+        assert_eq!((*verdict, observed), (Verdict::Fail, &expected));
+        assert!(*seconds < 30.0, "{seconds}");
+    }
+    assert_eq!(fs::read_to_string(log).unwrap(), "\nNo module named grpc\n");
+}
+
+#[tokio::test]
+async fn a_command_that_starts_the_backend_in_the_background_passes() {
+    for result in run_scenarios_with(&["true"], Fault::None, &["hello", "restart"]).await {
         assert_eq!(result.verdict, Verdict::Pass, "{}: {}", result.scenario, result.observed);
     }
 }

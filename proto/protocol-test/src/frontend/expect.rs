@@ -25,7 +25,12 @@ impl ScriptedFrontend<'_> {
     /// Waits for a stream and its Hello, and returns when the stream was opened.
     pub(crate) async fn expect_stream(&mut self) -> Outcome<(Hello, Instant)> {
         let patience = self.patience + MAX_BACKOFF;
-        let Ok(Some(stream)) = timeout(patience, self.server.accept()).await else {
+        let accepted = tokio::select! {
+            biased;
+            accepted = timeout(patience, self.server.accept()) => accepted,
+            () = self.backend.failed() => return violation("did not open a stream"),
+        };
+        let Ok(Some(stream)) = accepted else {
             return violation(format!("did not open a stream within {patience:?}"));
         };
         let opened = stream.opened;
