@@ -8,7 +8,7 @@
 mod expect;
 mod send;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use proto::{
     digest::Digest,
@@ -178,9 +178,16 @@ impl<'a> ScriptedFrontend<'a> {
             let Some(desired) = committed.remove(key) else {
                 return violation(format!("has programmed {key}, which is not in the committed state"));
             };
-            if endpoints.as_ref().is_some_and(|endpoints| *endpoints != desired) {
-                return violation(format!("has programmed {key} with {endpoints:?}, but {desired:?} was committed"));
-            }
+            let Some(endpoints) = endpoints.as_ref().filter(|endpoints| **endpoints != desired) else { continue };
+            let listed = |one: &BTreeSet<String>, other: &BTreeSet<String>| {
+                let only: Vec<_> = one.difference(other).map(String::as_str).collect();
+                if only.is_empty() { "none".to_owned() } else { only.join(", ") }
+            };
+            return violation(format!(
+                "has programmed {key} with other endpoints than committed: missing {}; not committed {}",
+                listed(&desired, endpoints),
+                listed(endpoints, &desired)
+            ));
         }
         // A service port without endpoints need not be programmed.
         match committed.into_iter().find(|(_, endpoints)| !endpoints.is_empty()) {

@@ -109,15 +109,19 @@ impl ScriptedFrontend<'_> {
             }
             self.last_ack_on_stream = Some(revision);
             self.last_ack = Some((self.epoch, revision));
-            self.check_ack(&ack, expected)?;
+            self.check_ack(&ack)?;
+            // Contents first: a digest does not say what differs.
             if ack.programmed == revision {
                 self.check_programmed(&ack).await?;
+            }
+            self.check_digest(&ack, expected)?;
+            if ack.programmed == revision {
                 return Ok(ack);
             }
         }
     }
 
-    fn check_ack(&mut self, ack: &Ack, expected: Option<Digest>) -> Outcome<()> {
+    fn check_ack(&self, ack: &Ack) -> Outcome<()> {
         let (apply_time, elapsed) = (ack.apply_time, self.sent_at.elapsed());
         if apply_time > elapsed + APPLY_TIME_TOLERANCE {
             return violation(format!(
@@ -127,6 +131,10 @@ impl ScriptedFrontend<'_> {
         if let Some(failure) = ack.failures.iter().find(|failure| self.state.service_port(&failure.key).is_none()) {
             return violation(format!("reported a failure of {}, which is not in the committed state", failure.key));
         }
+        Ok(())
+    }
+
+    fn check_digest(&mut self, ack: &Ack, expected: Option<Digest>) -> Outcome<()> {
         match (ack.digest, expected) {
             (None, _) if self.has_digests => violation("sent an Ack without a digest, after messages with digests"),
             (Some(digest), Some(expected)) if digest != expected => violation(format!(

@@ -59,15 +59,20 @@ pub(super) async fn deltas(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     let mut port = samples::service_port(&web, 1);
     port.port = port.port.saturating_add(1);
     let unknown = samples::key("unknown", Protocol::Tcp);
-    let steps: [(&str, Operation); 8] = [
+    let steps: [(&str, Operation); 10] = [
         ("change_pool that adds", change(PoolClass::Cluster, vec![endpoint(7), endpoint(8)], vec![])),
         ("change_pool that removes", change(PoolClass::Cluster, vec![endpoint(9)], vec![endpoint(1)])),
+        (
+            "change_pool that removes and adds an endpoint",
+            change(PoolClass::Cluster, vec![endpoint(9)], vec![endpoint(9)]),
+        ),
         ("change_pool that changes flags", change(PoolClass::Local, vec![terminating], vec![])),
         ("replace_pool", replace(&web, 12)),
         ("put_service_port of an existing service port", Operation::PutServicePort(port)),
         ("remove_service_port", Operation::RemoveServicePort(dns.clone())),
         ("put_service_port of a removed service port", Operation::PutServicePort(samples::service_port(&dns, 2))),
         ("replace_pool of an unknown service port", replace(&unknown, 1)),
+        ("put_service_port after its pool was ignored", Operation::PutServicePort(samples::service_port(&unknown, 5))),
     ];
     let count = steps.len();
     for (name, operation) in steps {

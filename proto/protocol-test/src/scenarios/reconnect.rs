@@ -15,7 +15,9 @@ const CLOCK_TOLERANCE: Duration = Duration::from_millis(20);
 /// Tolerance for delays that are too long, on a busy machine.
 const LOAD_TOLERANCE: Duration = Duration::from_secs(5);
 /// The number of streams that end with an error in a row.
-const ERRORS: usize = 4;
+const ERRORS: usize = 5;
+/// Delays that differ by no more than this are the same: random ones practically never do.
+const SAME_DELAY: Duration = Duration::from_millis(10);
 /// A client must end a stream on which it has received nothing for this long.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -53,12 +55,19 @@ pub(super) async fn after_errors(frontend: &mut ScriptedFrontend<'_>) -> Outcome
         if delay + CLOCK_TOLERANCE < MIN_BACKOFF {
             return violation(format!("reconnected {delay:?} after an error: the minimum is {MIN_BACKOFF:?}"));
         }
-        delays.push(format!("{delay:.1?}"));
+        delays.push(delay);
+    }
+    let shown: Vec<_> = delays.iter().map(|delay| format!("{delay:.1?}")).collect();
+    let shown = shown.join(", ");
+    if let (Some(shortest), Some(longest)) = (delays.iter().min(), delays.iter().max())
+        && *longest - *shortest <= SAME_DELAY
+    {
+        return violation(format!("reconnected after {shown}: the delays must be random"));
     }
     frontend.end_stream().await;
     let hello = frontend.expect_hello().await?;
     frontend.resync(&hello).await?;
-    Ok(format!("reconnected after {}", delays.join(", ")))
+    Ok(format!("reconnected after {shown}"))
 }
 
 pub(super) async fn after_silence(frontend: &mut ScriptedFrontend<'_>) -> Outcome {

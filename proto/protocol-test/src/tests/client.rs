@@ -26,7 +26,7 @@ use crate::{samples, state::cluster_endpoints};
 pub(super) const NODE: &str = "test-node";
 /// Rule 7.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Rule 10.
+/// Rule 10: the shortest delay. The longest is twice that.
 const BACKOFF: Duration = Duration::from_millis(300);
 
 /// How long the kernel takes for a change, if the client does not wait for it.
@@ -60,6 +60,10 @@ pub(super) enum Fault {
     AcksBeforeKernel,
     KeepsUncommitted,
     ForgetsPools,
+    /// Adds the endpoints of a change, then removes the others.
+    AddsFirst,
+    /// Keeps the pools of unknown service ports until these are put.
+    KeepsUnknownPools,
     /// Applies all resets of a commit first, then all removals, and all additions last.
     GroupsOperations,
     /// Applies all removals of a commit last.
@@ -81,6 +85,7 @@ pub(super) enum Fault {
     OtherSourceVersion,
     IgnoresDrain,
     ReconnectsAtOnce,
+    ReconnectsInStep,
     EndsStreamEarly,
 }
 
@@ -96,6 +101,8 @@ struct Client {
     epoch: Epoch,
     source_version: SourceVersion,
     commits: usize,
+    /// Pools of unknown service ports.
+    unknown_pools: Vec<Operation>,
     /// Stands for the kernel.
     state_file: PathBuf,
 }
@@ -114,6 +121,7 @@ pub(super) async fn run(address: String, fault: Fault, state_file: PathBuf) {
         epoch: Epoch(0),
         source_version: SourceVersion(0),
         commits: 0,
+        unknown_pools: Vec::new(),
         state_file,
     };
     loop {
@@ -122,8 +130,10 @@ pub(super) async fn run(address: String, fault: Fault, state_file: PathBuf) {
         if fault != Fault::KeepsUncommitted {
             client.staged.clear();
         }
-        if fault != Fault::ReconnectsAtOnce {
-            sleep(BACKOFF).await;
+        match fault {
+            Fault::ReconnectsAtOnce => {}
+            Fault::ReconnectsInStep => sleep(BACKOFF).await,
+            _ => sleep(BACKOFF.mul_f64(1.0 + fastrand::f64())).await,
         }
     }
 }
@@ -267,17 +277,29 @@ impl Client {
             _ => {}
         }
         for operation in operations {
+            if self.fault == Fault::KeepsUnknownPools
+                && let Operation::ReplacePool { pool, .. } = &operation
+                && self.state.service_port(&pool.key).is_none()
+            {
+                self.unknown_pools.push(operation);
+                continue;
+            }
             match operation {
                 Operation::ResetBucket(_) if self.fault == Fault::IgnoresReset && self.base.is_some() => {}
                 Operation::PutServicePort(port) if self.fault == Fault::ForgetsPools => {
                     self.state.apply([Operation::RemoveServicePort(port.key.clone())]);
                     self.state.apply([Operation::PutServicePort(port)]);
                 }
+                Operation::ChangePool { pool, add, remove } if self.fault == Fault::AddsFirst => {
+                    self.state.apply([Operation::ChangePool { pool: pool.clone(), add, remove: Vec::new() }]);
+                    self.state.apply([Operation::ChangePool { pool, add: Vec::new(), remove }]);
+                }
                 Operation::ReplacePool { pool, .. }
                     if self.fault == Fault::IgnoresEstablishedPools && !pool.class.is_selectable() => {}
                 operation => drop(self.state.apply([operation])),
             }
         }
+        self.state.apply(self.unknown_pools.iter().cloned());
         self.first_target = None;
         let target = if self.fault == Fault::CommitsFirstTarget { first_target } else { batch.target };
         self.commits += 1;
