@@ -166,6 +166,10 @@ pub(crate) async fn run(
         }
         let is_denied = matches!(error, SessionError::Denied(_));
         context.metrics.rejected(if is_denied { Rejection::NotPermitted } else { Rejection::Protocol });
+        // Only a client that may act as the backend of this node changes its status.
+        if is_valid && !is_denied && role == Role::Backend {
+            context.streams.set_error(&node, excerpt(error));
+        }
     })?;
     async {
         let mut output = MessageSink::new(output);

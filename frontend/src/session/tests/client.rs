@@ -116,11 +116,15 @@ impl Fixture {
 
     /// A stream without a Hello.
     pub(super) fn connect_without_hello(&self, node: &str) -> Client {
+        self.connect_as(Identity::Trusted, node)
+    }
+
+    /// A stream of a client with this identity, without a Hello.
+    pub(super) fn connect_as(&self, identity: Identity, node: &str) -> Client {
         let (to_session, receiver) = mpsc::channel(16);
         let (sender, from_session) = mpsc::channel(1);
         let shared = self.frontend.context.clone();
-        let session =
-            session::run(shared, Identity::Trusted, ReceiverStream::new(receiver), sender, self.shutdown.clone());
+        let session = session::run(shared, identity, ReceiverStream::new(receiver), sender, self.shutdown.clone());
         let session = tokio::spawn(session);
         Client {
             replica: NodeReplica::new(node),

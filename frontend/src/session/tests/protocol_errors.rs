@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use proto::model::{ClientMessage, Revision};
+use proto::model::{ClientMessage, Hello, Revision, Role};
 
 use crate::{
     Config,
+    identity::Identity,
     session::SessionError,
     testing::{hello, put, service},
 };
@@ -52,6 +53,30 @@ async fn hello_must_have_the_name_of_a_node() {
             "{name:?}: {ended:?}"
         );
     }
+}
+
+/// A half-upgraded cluster: the node is without a stream, and the status says why. Another client cannot write that.
+#[tokio::test(start_paused = true)]
+async fn status_has_the_reason_of_a_stream_rejected_before_welcome() {
+    let fixture = Fixture::of(small()).await;
+    let last_error = || fixture.frontend.context.streams.fleet().last_error("node-0").map(str::to_owned);
+    let other_version = |role| Hello { version: 99, role, ..hello("node-0") };
+
+    let other = fixture.connect_as(Identity::Node("node-1".into()), "node-0");
+    other.send(ClientMessage::Hello(other_version(Role::Backend))).await;
+    let denied = other.ends().await;
+    assert!(matches!(denied, Err(SessionError::Denied(_))), "{denied:?}");
+    fixture.connect(other_version(Role::Observer)).await.ends().await.unwrap_err();
+    assert_eq!(last_error(), None);
+
+    let own = fixture.connect_as(Identity::Node("node-0".into()), "node-0");
+    own.send(ClientMessage::Hello(other_version(Role::Backend))).await;
+    let error = own.ends().await.unwrap_err().to_string();
+    assert!(error.starts_with("no common protocol version"), "{error}");
+    assert_eq!(last_error(), Some(error));
+    let _upgraded = fixture.joined("node-0").await;
+    fixture.programmed().await;
+    assert_eq!(last_error(), None);
 }
 
 #[tokio::test(start_paused = true)]
