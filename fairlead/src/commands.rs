@@ -73,7 +73,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
         };
         if !matches!(command, Command::Status(_)) {
             for (pod, error) in &connection.unreachable {
-                eprintln!("fairlead: cannot reach the frontend in {pod}: {error:#}");
+                print::error(format_args!("cannot reach the frontend in {pod}: {error:#}"));
             }
         }
         let result = match command {
@@ -139,7 +139,7 @@ async fn uninterrupted<T>(command: impl Future<Output = Result<T>>, mut shutdown
 fn completion(shell: Shell) -> Result<()> {
     let mut script = Vec::new();
     generate(shell, &mut cli::command(), "fairlead", &mut script);
-    print::text(String::from_utf8(script).context("the script is not UTF-8")?)
+    print::document(String::from_utf8(script).context("the script is not UTF-8")?)
 }
 
 #[cfg(test)]

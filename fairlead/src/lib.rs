@@ -17,7 +17,7 @@ mod takeover;
 mod tests;
 
 use exit_code::ExitCode;
-use runtime::log;
+use runtime::{log, printable_lines};
 
 /// Runs the command that the arguments of the process name, and returns its exit code.
 #[must_use]
@@ -31,7 +31,7 @@ pub fn main() -> std::process::ExitCode {
         if let Some(error) = error.downcast_ref::<clap::Error>() {
             error.exit();
         }
-        log::write_line(&format!("fairlead: {error:#}"));
+        log::write_line(&printable_lines(&format!("fairlead: {error:#}")));
         ExitCode::CouldNotRun
     });
     log::flush();

@@ -1,4 +1,4 @@
-//! The output of commands on standard output, in the format of `--output`.
+//! The output of commands: results on standard output, in the format of `--output`, and errors.
 
 use std::{
     fmt::Display,
@@ -7,6 +7,7 @@ use std::{
 
 use anyhow::{Context as _, Error};
 use clap::{Args, ValueEnum};
+use runtime::{printable, printable_lines};
 use serde::Serialize;
 
 #[derive(Clone, Copy, Debug, Args)]
@@ -31,17 +32,30 @@ pub(crate) enum OutputFormat {
 #[error("standard output is closed")]
 pub(crate) struct OutputClosed;
 
-/// Prints text.
+/// Prints text for people: only printable characters.
 ///
 /// # Errors
 /// [`OutputClosed`], or another failure of the write.
 pub(crate) fn text(text: impl Display) -> Result<(), Error> {
-    to(&mut io::stdout().lock(), text)
+    document(printable_lines(&text.to_string()))
 }
 
-/// Prints a line, as [`text`] does.
+/// Prints a line for people, as [`text`] does.
 pub(crate) fn line(line: impl Display) -> Result<(), Error> {
-    text(format_args!("{line}\n"))
+    document(printable(&line.to_string()) + "\n")
+}
+
+/// Prints a document for programs as it is.
+///
+/// # Errors
+/// As those of [`text`].
+pub(crate) fn document(document: impl Display) -> Result<(), Error> {
+    to(&mut io::stdout().lock(), document)
+}
+
+/// Prints an error or a warning on standard error: only printable characters.
+pub(crate) fn error(error: impl Display) {
+    eprintln!("fairlead: {}", printable_lines(&error.to_string()));
 }
 
 /// Prints the result of a command, as [`text`] does, in the format of `--output`: as a table, or as one document.
@@ -52,8 +66,8 @@ pub(crate) fn value<T: Display>(
 ) -> Result<(), Error> {
     match output.format {
         OutputFormat::Table => text(table()),
-        OutputFormat::Json => line(serde_json::to_string_pretty(value)?),
-        OutputFormat::Yaml => text(yaml(value)?),
+        OutputFormat::Json => document(serde_json::to_string_pretty(value)? + "\n"),
+        OutputFormat::Yaml => document(yaml(value)?),
     }
 }
 

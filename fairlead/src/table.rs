@@ -39,9 +39,9 @@ impl Table {
     }
 }
 
-/// Text that others may have written: control characters, which change what a terminal shows, are replaced by spaces.
+/// Text that others may have written, on one line.
 pub(crate) fn printable(text: impl Display) -> String {
-    text.to_string().replace(char::is_control, " ")
+    runtime::printable(&text.to_string())
 }
 
 impl Display for Table {

@@ -11,6 +11,7 @@
 //! TokenBucket                    how often something may happen
 //! sleep_until                    a timer that need not be set
 //! failure                        error chains, and what to log of a repeated failure
+//! printable                      text of others for a terminal
 //! certificate                    when certificates are valid
 //! connect_advice                 what to do about a failed connection
 //! ConnectionTable                bounds of connections, in total and for each client
@@ -30,6 +31,7 @@ mod limits;
 mod locks;
 pub mod log;
 pub mod metrics;
+mod printable;
 mod ready;
 mod shutdown;
 mod sleep;
@@ -47,6 +49,7 @@ pub use connections::{ClientSource, ConnectionBounds, ConnectionPermit, Connecti
 pub use limits::{file_limit, raise_file_limit, set_oom_score_adj};
 pub use locks::lock;
 pub use log::LogFormat;
+pub use printable::{printable, printable_lines};
 pub use ready::{Ready, ReadyGuard};
 pub use shutdown::{Shutdown, Trigger};
 pub use sleep::sleep_until;

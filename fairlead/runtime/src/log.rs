@@ -6,6 +6,7 @@
 mod queue;
 
 use std::{
+    fmt,
     io::{self, IsTerminal, Write as _},
     panic,
     str::FromStr,
@@ -16,8 +17,17 @@ use std::{
 
 use anyhow::{Context, Result};
 use tracing::Subscriber;
-use tracing_subscriber::{EnvFilter, fmt::MakeWriter, util::SubscriberInitExt};
+use tracing_subscriber::{
+    EnvFilter,
+    field::RecordFields,
+    fmt::{
+        FormatFields, MakeWriter,
+        format::{DefaultFields, Writer},
+    },
+    util::SubscriberInitExt,
+};
 
+use crate::printable;
 use queue::Queue;
 
 /// The lines of a process that does not wait for stderr.
@@ -35,6 +45,9 @@ pub enum LogFormat {
     /// A JSON object per line, for log collectors.
     Json,
 }
+
+/// The fields of a line of text, whose values others may have written. They have no colours.
+struct PrintableFields;
 
 /// Directives before those of the operator, who can override them. kube logs each failed request without its cause; the
 /// callers of kube log it with its cause. h2 warns of each frame that breaks the protocol: a client could fill the log.
@@ -100,10 +113,18 @@ where
     // It would print an error of stderr to stderr, and panic.
     let lines = tracing_subscriber::fmt().log_internal_errors(false).with_env_filter(filter).with_writer(to);
     Ok(match format {
-        LogFormat::Text => Box::new(lines.with_ansi(is_coloured).finish()),
+        LogFormat::Text => Box::new(lines.with_ansi(is_coloured).fmt_fields(PrintableFields).finish()),
         // The innermost span is the last of `spans`; a second copy of it under its own key would only cost bytes.
         LogFormat::Json => Box::new(lines.json().flatten_event(true).with_current_span(false).finish()),
     })
+}
+
+impl<'writer> FormatFields<'writer> for PrintableFields {
+    fn format_fields<R: RecordFields>(&self, mut writer: Writer<'writer>, fields: R) -> fmt::Result {
+        let mut text = String::new();
+        DefaultFields::new().format_fields(Writer::new(&mut text), fields)?;
+        fmt::Write::write_str(&mut writer, &printable(&text))
+    }
 }
 
 impl FromStr for LogFormat {
@@ -151,13 +172,32 @@ mod tests {
         String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap()
     }
 
-    /// Whether a filter lets an event pass.
-    fn passes(filter: &str, event: fn()) -> bool {
+    /// The line of an event, which is empty if the filter does not let it pass.
+    fn line(filter: &str, is_coloured: bool, event: fn()) -> String {
         let buffer = Buffer::default();
         let writer = buffer.clone();
-        let subscriber = subscriber(LogFormat::Text, filter, false, move || writer.clone()).unwrap();
+        let subscriber = subscriber(LogFormat::Text, filter, is_coloured, move || writer.clone()).unwrap();
         tracing::subscriber::with_default(subscriber, event);
-        !buffer.0.lock().unwrap().is_empty()
+        String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap()
+    }
+
+    /// Whether a filter lets an event pass.
+    fn passes(filter: &str, event: fn()) -> bool {
+        !line(filter, false, event).is_empty()
+    }
+
+    #[test]
+    fn text_of_others_is_printable() {
+        let event = || {
+            let span = tracing::error_span!("stream", node = %"a\u{1b}[2J");
+            let _entered = span.enter();
+            tracing::info!(object = %"x\u{1b}[2J\ny\u{202e}z", "of \u{200b}\u{1b}[2J");
+        };
+        let plain = line("info", false, event);
+        assert!(plain.contains("object=x [2J y z") && plain.contains("node=a [2J"), "{plain:?}");
+        assert_eq!((plain.matches('\n').count(), plain.contains(['\u{1b}', '\u{200b}'])), (1, false), "{plain:?}");
+        let coloured = line("info", true, event);
+        assert!(coloured.contains('\u{1b}') && !coloured.contains("\u{1b}[2J"), "{coloured:?}");
     }
 
     #[test]

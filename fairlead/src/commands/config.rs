@@ -19,16 +19,16 @@ pub(crate) fn run(args: ConfigArgs) -> Result<ExitCode> {
     let name = file.display();
     match document.and_then(|document| cli::check_document(document, convert_for)).with_context(|| name.to_string()) {
         Ok((kind, settings, warnings)) => {
-            warnings.iter().for_each(|warning| eprintln!("fairlead: {name}: {warning}"));
+            warnings.iter().for_each(|warning| print::error(format_args!("{name}: {warning}")));
             if convert_for.is_some() {
-                print::text(config::to_yaml(kind, &settings)?)?;
+                print::document(config::to_yaml(kind, &settings)?)?;
             } else {
                 print::line(format_args!("{name}: {} for `fairlead {}`", kind.name(), kind.command().join(" ")))?;
             }
             Ok(ExitCode::Success)
         }
         Err(error) => {
-            eprintln!("fairlead: {error:#}");
+            print::error(format_args!("{error:#}"));
             Ok(ExitCode::FoundProblems)
         }
     }

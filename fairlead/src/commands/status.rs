@@ -30,7 +30,7 @@ pub(crate) async fn run(args: StatusArgs, others: Vec<(String, Error)>) -> Resul
     overview.unreachable.extend(others);
     print::value(args.output, &json::of(&overview, &args), || table::render(&overview, &args))?;
     for (address, error) in &overview.unreachable {
-        eprintln!("fairlead: cannot query {address}: {error:#}");
+        print::error(format_args!("cannot query {address}: {error:#}"));
     }
     Ok(match overview {
         _ if is_incomplete(&overview, &args) => ExitCode::CouldNotRun,

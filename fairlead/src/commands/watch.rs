@@ -22,8 +22,8 @@ pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
         let Some(json) = to_json(&message) else { continue };
         match args.output.format {
             OutputFormat::Table => print_lines(&message)?,
-            OutputFormat::Json => print::line(json)?,
-            OutputFormat::Yaml => print::text(format_args!("---\n{}", print::yaml(&json)?))?,
+            OutputFormat::Json => print::document(format_args!("{json}\n"))?,
+            OutputFormat::Yaml => print::document(format_args!("---\n{}", print::yaml(&json)?))?,
         }
     }
     Ok(())
