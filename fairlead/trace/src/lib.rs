@@ -42,5 +42,7 @@ mod traversal;
 
 pub use hooks::{NodeRules, trace};
 pub use kernel::{Kernel, LiveKernel, VirtualServer};
-pub use outcome::{IpvsSelection, PacketVerdict, Path, PathSummary, SourceTranslation, Trace, TraceStep};
+pub use outcome::{
+    IpvsSelection, PacketVerdict, Path, PathSummary, PossibleEndpoint, SourceTranslation, Trace, TraceStep,
+};
 pub use packet::{Packet, PacketOrigin};

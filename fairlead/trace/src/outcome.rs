@@ -99,10 +99,21 @@ pub struct Trace {
 pub struct PathSummary<'a> {
     /// One of them.
     pub example: &'a Path,
-    /// Each endpoint with its probability.
-    pub endpoints: Vec<(SocketAddr, f64)>,
+    /// Each endpoint.
+    pub endpoints: Vec<PossibleEndpoint>,
     /// The sum over these paths.
     pub probability: f64,
+}
+
+/// An endpoint that the packet may be sent to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PossibleEndpoint {
+    /// Its address and port.
+    pub address: SocketAddr,
+    /// How likely the packet is sent to it.
+    pub probability: f64,
+    /// The new source, if the packet is masqueraded and it is known: it depends on the interface of the endpoint.
+    pub source: Option<IpAddr>,
 }
 
 impl Trace {
@@ -117,10 +128,13 @@ impl Trace {
             });
             let summary = &mut summaries[index];
             summary.probability += path.probability;
-            if let Some(endpoint) = path.endpoint {
-                match summary.endpoints.iter_mut().find(|(other, _)| *other == endpoint) {
-                    Some((_, probability)) => *probability += path.probability,
-                    None => summary.endpoints.push((endpoint, path.probability)),
+            if let Some(address) = path.endpoint {
+                match summary.endpoints.iter_mut().find(|other| other.address == address) {
+                    Some(endpoint) => endpoint.probability += path.probability,
+                    None => {
+                        let source = path.masquerade.as_ref().and_then(|translation| translation.source);
+                        summary.endpoints.push(PossibleEndpoint { address, probability: path.probability, source });
+                    }
                 }
             }
         }
@@ -134,6 +148,13 @@ impl Path {
     fn group(&self) -> (&PacketVerdict, bool, Option<&IpvsSelection>, Option<&str>) {
         let reason = self.masquerade.as_ref().map(|translation| translation.reason.as_str());
         (&self.verdict, self.endpoint.is_some(), self.scheduled.as_ref(), reason)
+    }
+}
+
+impl PathSummary<'_> {
+    /// Whether the new source depends on the endpoint.
+    fn has_several_sources(&self) -> bool {
+        self.endpoints.windows(2).any(|pair| pair[0].source != pair[1].source)
     }
 }
 
@@ -155,6 +176,7 @@ impl fmt::Display for IpvsSelection {
 
 impl fmt::Display for PathSummary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let has_several_sources = self.has_several_sources();
         if self.probability < ALWAYS {
             write!(f, "{}: ", percent(self.probability))?;
         }
@@ -167,24 +189,28 @@ impl fmt::Display for PathSummary<'_> {
                     "not translated: no rule handles it as Service traffic; delivered to its destination unchanged"
                 )?;
             }
-            (PacketVerdict::Delivered, [(endpoint, _)])
+            (PacketVerdict::Delivered, [PossibleEndpoint { address, .. }])
                 if self.example.scheduled.as_ref().is_some_and(|scheduled| scheduled.is_persistent) =>
             {
-                write!(f, "sent to {endpoint}, the endpoint of earlier connections of this client")?;
+                write!(f, "sent to {address}, the endpoint of earlier connections of this client")?;
             }
             // Other paths lead to other endpoints.
-            (PacketVerdict::Delivered, [(endpoint, _)]) if self.probability < ALWAYS => {
-                write!(f, "sent to {endpoint}")?;
-            }
-            (PacketVerdict::Delivered, [(only, _)]) => write!(f, "sent to the only endpoint, {only}")?,
+            (PacketVerdict::Delivered, [only]) if self.probability < ALWAYS => write!(f, "sent to {}", only.address)?,
+            (PacketVerdict::Delivered, [only]) => write!(f, "sent to the only endpoint, {}", only.address)?,
             (PacketVerdict::Delivered, endpoints) => {
                 let scheduled = self.example.scheduled.as_ref();
                 let has_probabilities = scheduled.is_none_or(IpvsSelection::is_round_robin);
                 let shown: Vec<_> = endpoints
                     .iter()
-                    .map(|(endpoint, probability)| match has_probabilities {
-                        true => format!("{endpoint} ({})", percent(*probability)),
-                        false => endpoint.to_string(),
+                    .map(|PossibleEndpoint { address, probability, source }| {
+                        let share = has_probabilities.then(|| percent(*probability));
+                        let source = source.filter(|_| has_several_sources).map(|source| format!("from {source}"));
+                        let details: Vec<_> = share.into_iter().chain(source).collect();
+                        if details.is_empty() {
+                            address.to_string()
+                        } else {
+                            format!("{address} ({})", details.join(", "))
+                        }
                     })
                     .collect();
                 let method = scheduled.map(|scheduled| format!(", {scheduled}")).unwrap_or_default();
@@ -193,7 +219,8 @@ impl fmt::Display for PathSummary<'_> {
         }
         match &self.example.masquerade {
             Some(SourceTranslation { source, reason }) if self.example.verdict == PacketVerdict::Delivered => {
-                let source = source.map(|source| format!(" as {source}")).unwrap_or_default();
+                let common = source.filter(|_| !has_several_sources);
+                let source = common.map(|source| format!(" as {source}")).unwrap_or_default();
                 write!(f, "; source masqueraded{source}, by rule: {reason}")
             }
             None if self.example.verdict == PacketVerdict::Delivered && !self.endpoints.is_empty() => {
@@ -211,16 +238,49 @@ fn percent(probability: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proto::model::Protocol;
+
     use super::*;
+    use crate::packet::PacketOrigin;
 
     #[test]
     fn endpoint_of_some_packets_is_not_the_only_one() {
         let endpoint: SocketAddr = "10.244.1.1:8080".parse().unwrap();
         let example = Path { endpoint: Some(endpoint), ..Path::default() };
         let text = |probability| {
-            PathSummary { example: &example, endpoints: vec![(endpoint, probability)], probability }.to_string()
+            PathSummary { example: &example, endpoints: vec![PossibleEndpoint { address: endpoint, probability, source: None }], probability }.to_string()
         };
         assert_eq!(text(1.0), "sent to the only endpoint, 10.244.1.1:8080; source unchanged");
         assert_eq!(text(1.0 / 3.0), "33.3 %: sent to 10.244.1.1:8080; source unchanged");
+    }
+
+    #[test]
+    fn new_source_is_that_of_each_endpoint_if_they_differ() {
+        let path = |endpoint: &str, source: &str| Path {
+            probability: 0.5,
+            endpoint: Some(endpoint.parse().unwrap()),
+            masquerade: Some(SourceTranslation {
+                source: Some(source.parse().unwrap()),
+                reason: "masquerade".to_owned(),
+            }),
+            ..Path::default()
+        };
+        let summaries = |paths: Vec<Path>| -> Vec<String> {
+            let (source, destination) = ("192.0.2.1:4321".parse().unwrap(), "192.0.2.80:80".parse().unwrap());
+            let packet = Packet { source, destination, protocol: Protocol::Tcp, origin: PacketOrigin::Node };
+            Trace { packet, paths }.summaries().iter().map(ToString::to_string).collect()
+        };
+        let here = path("10.244.1.10:8080", "10.244.1.1");
+        let elsewhere = [path("10.244.2.10:8080", "172.18.0.11"), path("10.244.3.10:8080", "172.18.0.11")];
+        assert_eq!(
+            summaries(elsewhere.to_vec()),
+            ["sent to one of 2 endpoints: 10.244.2.10:8080 (50 %), 10.244.3.10:8080 (50 %); source masqueraded as \
+              172.18.0.11, by rule: masquerade"]
+        );
+        assert_eq!(
+            summaries(vec![here, elsewhere[0].clone()]),
+            ["sent to one of 2 endpoints: 10.244.1.10:8080 (50 %, from 10.244.1.1), 10.244.2.10:8080 (50 %, from \
+              172.18.0.11); source masqueraded, by rule: masquerade"]
+        );
     }
 }
