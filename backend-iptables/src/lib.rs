@@ -51,6 +51,7 @@ pub use data_plane::LoopbackRouting;
 use kernel::IptablesKernel;
 #[cfg(feature = "testing")]
 pub use memory::Memory;
+use observed::Observed;
 
 /// The iptables backend.
 pub type Iptables = Driver<IptablesDataPlane<IptablesKernel>>;
@@ -74,14 +75,33 @@ pub async fn programmed_families(variant: Option<Variant>) -> Result<Vec<IpFamil
     Ok(observed.into_iter().map(|(family, _)| family).collect())
 }
 
-/// The number of chains of this backend among these rules; 0 if it has not written them.
+/// The chains of this backend among some rules.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnChains {
+    /// How many [`remove`] deletes.
+    pub count: usize,
+    /// Those that it only empties, because rules of other programs use them, and one of these rules.
+    pub kept: Vec<String>,
+}
+
+/// The chains of this backend among these rules; none if it has not written them.
 ///
 /// # Errors
 /// When the rules cannot be read.
-pub fn count_chains(saved: &SavedRules) -> Result<usize> {
+pub fn own_chains(saved: &SavedRules) -> Result<OwnChains> {
     let rules = read_rules(saved, &table::TABLES, names::is_only_ours)?;
-    let chains = rules.chains().filter(|(_, chain, _)| names::is_ours(chain));
-    Ok(if has_programmed(&rules) { chains.count() } else { 0 })
+    let mut chains = OwnChains::default();
+    if !has_programmed(&rules) {
+        return Ok(chains);
+    }
+    let observed = Observed::new(rules);
+    for (table, name, _) in observed.ours() {
+        match observed.user(table, name) {
+            Some(user) => chains.kept.push(format!("{table} {name}, used by {user}")),
+            None => chains.count += 1,
+        }
+    }
+    Ok(chains)
 }
 
 /// Whether this backend has written these rules. If it has, all chains with names of [`is_own_chain`] are its own.

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use anyhow::Result;
 use iptables::{Hook, Ruleset, Table, target};
@@ -18,8 +18,8 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Observed {
     rules: Ruleset,
-    /// Chains of the backend that rules in other chains jump to, apart from the hooks.
-    referenced: BTreeSet<(Table, String)>,
+    /// Chains of the backend that rules of other programs jump to, and the chain of such a rule. Hooks do not count.
+    users: BTreeMap<(Table, String), String>,
 }
 
 // === impl Observed ===
@@ -32,18 +32,22 @@ impl Observed {
     pub(crate) fn parse(saved: &str) -> Result<Self> {
         let rules = Ruleset::parse(saved)?;
         rules.ensure_readable(&TABLES)?;
+        Ok(Self::new(rules))
+    }
+
+    pub(crate) fn new(rules: Ruleset) -> Self {
         let hooks = hooks();
         let is_hook = |table, chain: &str, rule: &str| {
             hooks.iter().any(|hook| hook.table == table && hook.chain == chain && hook.rule == rule)
         };
-        let mut referenced = BTreeSet::new();
+        let mut users = BTreeMap::new();
         for (table, name, chain) in rules.chains().filter(|(_, name, _)| !names::is_ours(name)) {
             for rule in &chain.rules {
                 let target = target(rule).filter(|target| names::is_ours(target) && !is_hook(table, name, rule));
-                referenced.extend(target.map(|target| (table, target.to_owned())));
+                users.extend(target.map(|target| ((table, target.to_owned()), name.to_owned())));
             }
         }
-        Ok(Self { rules, referenced })
+        Self { rules, users }
     }
 
     /// The rules of a chain, if it exists.
@@ -64,7 +68,12 @@ impl Observed {
 
     /// Whether rules in chains of other programs jump to a chain, apart from the hooks.
     pub(crate) fn is_used(&self, table: Table, chain: &str) -> bool {
-        self.referenced.contains(&(table, chain.to_owned()))
+        self.user(table, chain).is_some()
+    }
+
+    /// The chain of such a rule.
+    pub(crate) fn user(&self, table: Table, chain: &str) -> Option<&str> {
+        self.users.get(&(table, chain.to_owned())).map(String::as_str)
     }
 
     /// Whether `route_localnet` may be set: then there is a rule that protects loopback addresses.

@@ -4,9 +4,9 @@ use std::{collections::BTreeSet, fmt::Display, fs, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
 use backend::{Backend as _, InstalledObject, StateFile, dataplane::DataplaneOptions};
-use backend_iptables::LoopbackRouting;
+use backend_iptables::{LoopbackRouting, OwnChains};
 use clap::ValueEnum as _;
-use iptables::{SavedRules, Variant, save_all, save_variants};
+use iptables::{Program, SavedRules, Variant, save_all, save_variants};
 use serde::Serialize;
 
 use super::dataplanes::{DataplaneSettings, programmed, with_backend};
@@ -109,15 +109,16 @@ async fn remove_iptables(variant: Option<Variant>, report: &mut CleanupReport) -
     }
     let (mut ours, mut read) = (Vec::new(), Ok(()));
     for saved in saved {
-        match backend_iptables::count_chains(&saved) {
-            Ok(0) => {}
+        match backend_iptables::own_chains(&saved) {
+            Ok(OwnChains { count: 0, .. }) => {}
             Ok(chains) => ours.push((saved, chains)),
             Err(error) => read = Err(error),
         }
     }
     if report.dry_run {
         for (saved, chains) in ours {
-            report.removed(saved.program.name, "chain".to_owned(), chains);
+            report.removed(saved.program.name, "chain".to_owned(), chains.count);
+            report.note_kept(saved.program, &chains);
             if kube_proxy_may_run(&saved)? {
                 let note = "kube-proxy has been here in mode iptables: if it runs, the chains that it uses are kept";
                 report.notes.push(format!("{}: {note}", saved.program));
@@ -135,7 +136,8 @@ async fn remove_iptables(variant: Option<Variant>, report: &mut CleanupReport) -
             backend_iptables::remove_unshared(program).await?
         } else {
             backend_iptables::remove(program, LoopbackRouting::Reset).await?;
-            chains
+            report.note_kept(program, &chains);
+            chains.count
         };
         if removed > 0 {
             report.removed(program.name, "chain".to_owned(), removed);
@@ -192,6 +194,12 @@ impl CleanupReport {
 
     fn removed(&mut self, subsystem: &str, kind: String, count: usize) {
         self.removed.push(InstalledObject { subsystem: subsystem.to_owned(), kind, count });
+    }
+
+    /// Names the chains that are only emptied.
+    fn note_kept(&mut self, program: Program, chains: &OwnChains) {
+        let notes = chains.kept.iter();
+        self.notes.extend(notes.map(|chain| format!("{program}, {chain}: it is kept, but without its rules")));
     }
 
     fn table(&self) -> String {

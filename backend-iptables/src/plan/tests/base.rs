@@ -3,8 +3,9 @@
 use super::*;
 use std::collections::BTreeSet;
 
-use crate::{IptablesDataPlane, kernel::Kernel as _, names, observed::Observed};
+use crate::{IptablesDataPlane, OwnChains, kernel::Kernel as _, names, observed::Observed, own_chains};
 use backend::testing::ProgramAll as _;
+use iptables::{Program, SavedRules, Variant};
 
 /// This many service ports, with one rule each in the chain of cluster IPs.
 fn many(count: u8) -> NodeState {
@@ -128,6 +129,11 @@ COMMIT
 
     driver.reconcile_all(&many(3)).await.unwrap();
     kernel.change_by_other(IpFamily::V4, "*nat\n-A CNI-HOSTPORT -j KUBE-MARK-MASQ\nCOMMIT\n");
+    let text = kernel.clone().save(IpFamily::V4).await.unwrap().unwrap();
+    let count = Observed::parse(&text).unwrap().ours().count();
+    let chains = own_chains(&SavedRules { program: Program::new(IpFamily::V4, Variant::Nft), text }).unwrap();
+    let kept = vec!["nat KUBE-MARK-MASQ, used by CNI-HOSTPORT".to_owned()];
+    assert_eq!(chains, OwnChains { count: count - 1, kept });
     driver.cleanup().await.unwrap();
     let observed = Observed::parse(&kernel.clone().save(IpFamily::V4).await.unwrap().unwrap()).unwrap();
     let kept: Vec<_> = observed.ours().collect();

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use backend::{InstalledObject, Progress, dataplane::LocalhostNodePorts};
-use backend_iptables::LoopbackRouting;
+use backend_iptables::{LoopbackRouting, OwnChains};
 use ipnet::IpNet;
 use iptables::{Program, SavedRules, Tools, Variant, VariantSelection, save_variants};
 use prometheus_client::metrics::{family::Family, gauge::Gauge};
@@ -70,7 +70,11 @@ struct StaleMode {
 #[derive(Debug)]
 enum Removal {
     Nftables,
-    Iptables(Program),
+    Iptables {
+        program: Program,
+        /// The chains that are only emptied.
+        kept: Vec<String>,
+    },
     Ipvs,
     /// Of IPVS only the chains, which other objects do not need any more.
     IpvsChains(SavedRules),
@@ -181,7 +185,8 @@ impl OtherModes {
         let mut result = Ok(());
         for saved in save_variants(&others).await? {
             let program = saved.program;
-            let of_iptables = backend_iptables::count_chains(&saved).map(|count| (count, Removal::Iptables(program)));
+            let of_iptables = backend_iptables::own_chains(&saved)
+                .map(|OwnChains { count, kept }| (count, Removal::Iptables { program, kept }));
             let is_own = self.mode == BackendName::Ipvs && Some(program.variant) == used;
             let of_ipvs = if has_ipvs || is_own { Ok(0) } else { backend_ipvs::count_chains(&saved) };
             for counted in [of_ipvs.map(|count| (count, Removal::IpvsChains(saved))), of_iptables] {
@@ -277,9 +282,12 @@ impl StaleMode {
             _ if !self.is_served_by(served) => {
                 warn!(mode = self.mode, "this backend does not serve an IP family that another mode serves");
             }
-            Removal::Iptables(program) => {
+            Removal::Iptables { program, kept } => {
                 let removed = backend_iptables::remove(*program, loopback).await;
                 removed.with_context(|| format!("remove the chains of {program}"))?;
+                if !kept.is_empty() {
+                    warn!(%program, chains = ?kept, "emptied chains that rules of other programs use");
+                }
             }
             Removal::IpvsChains(saved) => {
                 let removed = backend_ipvs::remove_chains(saved).await;
