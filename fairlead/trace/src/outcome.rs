@@ -248,7 +248,12 @@ mod tests {
         let endpoint: SocketAddr = "10.244.1.1:8080".parse().unwrap();
         let example = Path { endpoint: Some(endpoint), ..Path::default() };
         let text = |probability| {
-            PathSummary { example: &example, endpoints: vec![PossibleEndpoint { address: endpoint, probability, source: None }], probability }.to_string()
+            PathSummary {
+                example: &example,
+                endpoints: vec![PossibleEndpoint { address: endpoint, probability, source: None }],
+                probability,
+            }
+            .to_string()
         };
         assert_eq!(text(1.0), "sent to the only endpoint, 10.244.1.1:8080; source unchanged");
         assert_eq!(text(1.0 / 3.0), "33.3 %: sent to 10.244.1.1:8080; source unchanged");
