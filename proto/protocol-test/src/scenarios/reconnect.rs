@@ -15,7 +15,7 @@ const CLOCK_TOLERANCE: Duration = Duration::from_millis(20);
 /// Tolerance for delays that are too long, on a busy machine.
 const LOAD_TOLERANCE: Duration = Duration::from_secs(5);
 /// The number of streams that end with an error in a row.
-const ERRORS: usize = 5;
+const ERRORS: usize = 6;
 /// Delays that differ by no more than this are the same: random ones practically never do.
 const SAME_DELAY: Duration = Duration::from_millis(10);
 /// A client must end a stream on which it has received nothing for this long.
@@ -59,7 +59,8 @@ pub(super) async fn after_errors(frontend: &mut ScriptedFrontend<'_>) -> Outcome
     }
     let shown: Vec<_> = delays.iter().map(|delay| format!("{delay:.1?}")).collect();
     let shown = shown.join(", ");
-    if let (Some(shortest), Some(longest)) = (delays.iter().min(), delays.iter().max())
+    // The first connection was used for more, and its end may take another time.
+    if let (Some(shortest), Some(longest)) = (delays[1..].iter().min(), delays[1..].iter().max())
         && *longest - *shortest <= SAME_DELAY
     {
         return violation(format!("reconnected after {shown}: the delays must be random"));
