@@ -107,8 +107,8 @@ impl NotDrained {
     }
 }
 
-/// Asks until no node sends new connections to a pod any more, at most for this time. While `is_scarce`, an address that
-/// is in no EndpointSlice does not wait: it may be that of a stranger, and others wait for its place.
+/// Asks until no node sends new connections to a pod any more, at most for this time. While `is_scarce`, an address
+/// that is in no EndpointSlice does not wait: it may be that of a stranger, and others wait for its place.
 ///
 /// # Errors
 /// When no frontend is known.

@@ -39,6 +39,8 @@ pub(crate) enum StreamEvent {
     Message(ServerMessage),
     /// The session has ended. Its uncommitted batches are void.
     Lost,
+    /// The same, and another session has begun.
+    Replaced,
 }
 
 /// Follows one session after the other.
@@ -58,7 +60,6 @@ enum Phase {
         outdated: OpenSession,
         successor: BoxFuture<'static, Result<OpenSession>>,
     },
-    Replaced(OpenSession),
 }
 
 impl<C: Connect> StreamFollower<C> {
@@ -94,20 +95,15 @@ impl<C: Connect> StreamFollower<C> {
                 Phase::Replacing { successor, .. } => match successor.await {
                     Ok(session) => {
                         info!("session ended: a frontend that follows the API replaces this one");
-                        self.phase = Phase::Replaced(session);
-                        return StreamEvent::Lost;
+                        self.timer.reset();
+                        self.phase = Phase::Open(session);
+                        return StreamEvent::Replaced;
                     }
                     Err(error) => {
                         info!(error = chain(error.as_ref()), "no frontend is known to follow the API, staying");
                         self.end_replacement();
                     }
                 },
-                Phase::Replaced(_) => {
-                    self.timer.reset();
-                    let Phase::Replaced(session) = self.take_phase() else { continue };
-                    self.phase = Phase::Open(session);
-                    return StreamEvent::Connected;
-                }
                 Phase::Open(session) => match session.next(may_be_idle).await {
                     Ok(Some(ServerMessage::Drain(max))) => session.drain(max),
                     Ok(Some(message)) => {

@@ -21,8 +21,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a frontend that does not follow the API is followed before another one is tried, and until the next try.
 const REPLACE_INTERVAL: Duration = Duration::from_secs(300);
 
-/// The longest delay before a try: a frontend tells all its clients within a bookmark's interval. In the shortest one the
-/// bookmark is acknowledged.
+/// The shortest delay before a try, in which the bookmark is acknowledged, and the longest one.
 const REPLACE_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(6));
 
 /// An established stream, seen from the node. It ends with its messages.
@@ -124,8 +123,8 @@ impl OpenSession {
         self.replies.push_back(message);
     }
 
-    /// The next message; `None` after a reply was sent, or when another frontend is to be tried. An error is the reason to end the session, such as no message
-    /// for [`IDLE_TIMEOUT`], unless it `may_be_idle`. Cancel-safe.
+    /// The next message; `None` after a reply was sent, or when another frontend is to be tried. An error is the reason
+    /// to end the session, such as no message for [`IDLE_TIMEOUT`], unless it `may_be_idle`. Cancel-safe.
     pub(super) async fn next(&mut self, may_be_idle: bool) -> Result<Option<ServerMessage>, &'static str> {
         let Self { session, replies, is_accepted, last_message, drain_deadline, replace_at, first, .. } = self;
         if let Some(first) = first.take() {

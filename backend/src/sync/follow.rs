@@ -70,8 +70,12 @@ impl<C: Connect> Follower<C> {
 
     fn handle(&mut self, event: StreamEvent) {
         match event {
-            StreamEvent::Connected => self.progress.send_modify(|progress| progress.connected = true),
+            StreamEvent::Connected => self.session_begun(),
             StreamEvent::Lost => self.session_ended(),
+            StreamEvent::Replaced => {
+                self.session_ended();
+                self.session_begun();
+            }
             StreamEvent::Message(message) => self.handle_message(message),
         }
     }
@@ -147,6 +151,10 @@ impl<C: Connect> Follower<C> {
         for family in IpFamily::ALL.into_iter().filter(|family| without[*family] && !reported[*family]) {
             warn!(%family, "node ports are not served: --nodeport-addresses has no CIDR of this IP family");
         }
+    }
+
+    fn session_begun(&self) {
+        self.progress.send_modify(|progress| progress.connected = true);
     }
 
     fn session_ended(&mut self) {

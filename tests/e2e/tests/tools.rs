@@ -61,8 +61,8 @@ fn tools(backend: Backend, name: &str) {
     assert!(checked.contains("it streams the view of node-a"), "{checked}");
 
     let to_web = traced(&deployment, &["172.16.0.1", "172.16.0.11:30080"]);
-    assert!(to_web.contains("sent to one of 2 endpoints: 10.244.1.11:8080 (50 %)"), "{to_web}");
-    assert!(to_web.contains("masqueraded as "), "{to_web}");
+    let local = "sent to one of 2 endpoints: 10.244.1.11:8080 (50 %, from 10.244.1.1), ";
+    assert!(to_web.contains(local) && to_web.contains("source masqueraded, by "), "{to_web}");
     let to_none = traced(&deployment, &["10.244.1.13", "10.96.0.2:80", "-p", "udp"]);
     assert!(to_none.contains("rejected with ICMP port unreachable"), "{to_none}");
     let to_none = traced(&deployment, &["fd00:10:244:1::13", "[fd00:10:96::2]:80", "-o", "json"]);
