@@ -169,7 +169,7 @@ impl Frontend {
         let begun = Instant::now();
         let FrontendContext { cluster, streams, node_sources, metrics, .. } = &*self.context;
         let commit = cluster.commit(|changes| {
-            streams.update_nodes(changes);
+            streams.update_nodes(&changes.nodes);
             lock(node_sources).update_nodes(&changes.nodes);
         });
         let Some(Commit { revision, is_new, trigger, kind_versions }) = commit else { return false };

@@ -84,8 +84,6 @@ pub(crate) struct Index {
     zones: Groups<Arc<str>, Arc<str>>,
     /// The nodes with the taint [`STARTUP_TAINT`](crate::object::STARTUP_TAINT).
     starting: BTreeSet<Arc<str>>,
-    /// `metadata.uid` of Nodes.
-    node_uids: HashMap<Arc<str>, Arc<str>>,
     /// From the configuration, without any object.
     configured: ClusterInfo,
     policy: ServicePolicy,
@@ -106,8 +104,6 @@ pub(crate) struct Index {
     dirty_nodes: BTreeSet<Arc<str>>,
     /// Nodes whose object was created or deleted since the last `take_changes`, with that change.
     came_or_went: BTreeMap<Arc<str>, Option<Cause>>,
-    /// Nodes whose object was deleted, and perhaps created again, since the last `take_changes`.
-    replaced_nodes: BTreeSet<Arc<str>>,
     /// Whether the `ClusterInfo` may have changed.
     dirty_cluster: bool,
     /// Whether refusals may name service ports that no longer get the claims: the next pass over all describes them
@@ -134,8 +130,6 @@ pub(crate) struct IndexChanges {
     /// The objects that have changed them last.
     pub(crate) causes: BTreeMap<ServicePortKey, Cause>,
     pub(crate) nodes: NodeChanges,
-    /// The names of Nodes that were deleted. They may have been created again.
-    pub(crate) replaced_nodes: BTreeSet<Arc<str>>,
     pub(crate) cluster: Option<ClusterInfo>,
     /// The oldest trigger time of the changes, if any has one.
     pub(crate) oldest_trigger: Option<SystemTime>,
@@ -212,7 +206,6 @@ impl Index {
         let node = |name: Arc<str>| (name.clone(), self.nodes.get(&name).cloned());
         IndexChanges {
             nodes: mem::take(&mut self.dirty_nodes).into_iter().map(node).collect(),
-            replaced_nodes: mem::take(&mut self.replaced_nodes),
             cluster: mem::take(&mut self.dirty_cluster).then(|| self.cluster()),
             oldest_trigger,
             causes: dirty.into_iter().filter_map(|(key, dirty)| Some((key, dirty.cause?))).collect(),
@@ -485,13 +478,6 @@ impl Index {
     fn put_node(&mut self, name: Arc<str>, new: Option<NodeObject>) {
         let is_starting = new.as_ref().is_some_and(|node| node.is_starting);
         let _ = if is_starting { self.starting.insert(name.clone()) } else { self.starting.remove(&name) };
-        let uid = new.as_ref().and_then(|node| node.uid.clone());
-        let old_uid = self.node_uids.remove(&name);
-        let is_replaced = old_uid.is_some() && old_uid != uid;
-        self.node_uids.extend(uid.map(|uid| (name.clone(), uid)));
-        if is_replaced || new.is_none() {
-            self.replaced_nodes.insert(name.clone());
-        }
         let new = new.map(|node| node.info);
         if self.nodes.get(&name).map(Arc::as_ref) == new.as_ref() {
             return;

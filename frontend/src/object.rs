@@ -202,14 +202,12 @@ pub struct NodeObject {
     pub info: NodeInfo,
     /// Whether it has the taint [`STARTUP_TAINT`].
     pub is_starting: bool,
-    /// `metadata.uid`; `None` in manifests.
-    pub uid: Option<Arc<str>>,
 }
 
 impl From<NodeInfo> for NodeObject {
-    /// Without the taint and without a UID.
+    /// Without the taint.
     fn from(info: NodeInfo) -> Self {
-        Self { info, is_starting: false, uid: None }
+        Self { info, is_starting: false }
     }
 }
 

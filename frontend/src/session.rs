@@ -230,7 +230,6 @@ async fn serve(
     // The timer is reset when it fires before the bookmark is due.
     let timer = sleep_until(session.bookmark_at);
     let closed = session.output.closed();
-    let reconnect = session.status.reconnect.clone();
     tokio::pin!(timer, closed);
     loop {
         revisions.borrow_and_update();
@@ -240,7 +239,6 @@ async fn serve(
         let repeat_deadline = session.repeat_deadline;
         tokio::select! {
             () = &mut closed => return Err(SessionEnd::Disconnected),
-            () = reconnect.notified() => return Err(SessionEnd::Drained("another frontend may know the node better")),
             message = input.next() => session.on_message(message.ok_or(SessionEnd::Disconnected)??).await?,
             changed = revisions.changed(), if idle => changed.map_err(|_| SessionEnd::Disconnected)?,
             () = runtime::sleep_until(permit_expires_at) => {

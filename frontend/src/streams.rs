@@ -22,13 +22,10 @@ use proto::{
     node_set::NodeSet,
 };
 use runtime::lock;
-use tokio::{
-    sync::{Notify, watch},
-    time::Instant,
-};
+use tokio::{sync::watch, time::Instant};
 use tracing::{info, warn};
 
-use crate::{index::IndexChanges, object::ObjectName};
+use crate::object::{NodeChanges, ObjectName};
 
 /// How many nodes a log line or the problems list.
 pub(crate) const MAX_LISTED: usize = 32;
@@ -73,10 +70,6 @@ pub(crate) struct StreamStatus {
     pub(crate) failing_services: Arc<BTreeSet<ObjectName>>,
     /// Which VIPs are not served as a whole on the node.
     pub(crate) degraded: Vec<String>,
-    /// The Node was deleted since the stream was opened: a Node of the same name is another one.
-    pub(crate) is_of_deleted_node: bool,
-    /// Notified when the client is to reconnect, to this or another frontend.
-    pub(crate) reconnect: Arc<Notify>,
 }
 
 /// All streams.
@@ -134,8 +127,6 @@ pub(crate) struct StreamGuard {
     id: u64,
     /// The node, if the client is its backend.
     backend: Option<Arc<str>>,
-    /// Notified when the client is to reconnect.
-    pub(crate) reconnect: Arc<Notify>,
 }
 
 // === impl StreamStatus ===
@@ -156,7 +147,6 @@ impl StreamStatus {
 
 impl Streams {
     pub(crate) fn register(self: &Arc<Self>, hello: &Hello, mode: SyncMode) -> StreamGuard {
-        let reconnect = Arc::<Notify>::default();
         let status = StreamStatus {
             node: hello.node.clone(),
             role: hello.role,
@@ -174,27 +164,19 @@ impl Streams {
             failures: Arc::default(),
             failing_services: Arc::default(),
             degraded: Vec::new(),
-            is_of_deleted_node: false,
-            reconnect: reconnect.clone(),
         };
         let id = self.with(|fleet| fleet.insert(status));
         let backend = (hello.role == Role::Backend).then(|| hello.node.clone());
-        StreamGuard { streams: self.clone(), id, backend, reconnect }
+        StreamGuard { streams: self.clone(), id, backend }
     }
 
-    /// Records that nodes were added to or removed from the cluster, and which Nodes were deleted, perhaps to be
-    /// created again.
-    pub(crate) fn update_nodes(&self, IndexChanges { nodes: changes, replaced_nodes, .. }: &IndexChanges) {
-        if changes.is_empty() && replaced_nodes.is_empty() {
+    /// Records that nodes were added to or removed from the cluster.
+    pub(crate) fn update_nodes(&self, changes: &NodeChanges) {
+        if changes.is_empty() {
             return;
         }
         let (mut lost, mut returned, mut without_addresses) = (Vec::new(), Vec::new(), Vec::new());
         self.with(|fleet| {
-            for id in replaced_nodes.iter().filter_map(|node| fleet.backends.get(node)).flatten() {
-                if let Some(status) = fleet.streams.get_mut(id) {
-                    status.is_of_deleted_node = true;
-                }
-            }
             for (name, node) in changes {
                 let is_connected = fleet.backends.contains_key(name);
                 if let Some(node) = node {
@@ -354,27 +336,9 @@ impl Fleet {
         behind.filter_map(|(_, node)| self.current(node))
     }
 
-    /// Whether the backend of a node is connected, and has programmed a state since. That of an earlier Node of the
-    /// same name does not count.
+    /// Whether the backend of a node is connected, and has programmed a state since.
     pub(crate) fn has_programmed(&self, node: &str) -> bool {
-        self.current(node).is_some_and(|status| status.programmed > Revision(0) && !status.is_of_deleted_node)
-    }
-
-    /// Whether the newest stream of a node was opened before its Node was deleted.
-    pub(crate) fn is_of_deleted_node(&self, node: &str) -> bool {
-        self.current(node).is_some_and(|status| status.is_of_deleted_node)
-    }
-
-    /// Whether the backend of a node is connected.
-    pub(crate) fn is_connected(&self, node: &str) -> bool {
-        self.backends.contains_key(node)
-    }
-
-    /// Asks the backend of a node to reconnect.
-    pub(crate) fn reconnect(&self, node: &str) {
-        if let Some(status) = self.current(node) {
-            status.reconnect.notify_one();
-        }
+        self.current(node).is_some_and(|status| status.programmed > Revision(0))
     }
 
     /// The newest streams of the nodes that report failures, for less than this time.

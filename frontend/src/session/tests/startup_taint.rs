@@ -26,7 +26,7 @@ async fn start() -> Tainted {
         let taints = [("other", "NoExecute"), (STARTUP_TAINT, "NoSchedule")];
         let taints = taints.map(|(key, effect)| json!({"key": key, "effect": effect}));
         let _version = server.put(Resource::Node, json!({"metadata": {"name": name}, "spec": {"taints": taints}}));
-        ClusterObject::Node(NodeObject { info: node(name, "zone-a"), is_starting: true, uid: Some("1".into()) })
+        ClusterObject::Node(NodeObject { info: node(name, "zone-a"), is_starting: true })
     };
     let fixture = Fixture::of(vec![service("web", "10.96.0.1").into(), node("node-0"), node("node-1")]).await;
     // Without a connection, so that time can be simulated.
@@ -45,11 +45,6 @@ impl Tainted {
     async fn write(&mut self) -> (String, Value) {
         timeout(PATIENCE, self.writes.recv()).await.expect("a request").unwrap()
     }
-}
-
-/// Waits for a Drain.
-async fn until_drained(client: &mut super::Client) {
-    while !matches!(client.message().await, ServerMessage::Drain(_)) {}
 }
 
 #[tokio::test(start_paused = true)]
@@ -77,28 +72,4 @@ async fn failed_request_is_repeated() {
     let refused = tainted.write().await;
     tainted.server.set_faults(Resource::Node, |faults| faults.writes = None);
     assert_eq!(tainted.write().await, refused);
-}
-
-#[tokio::test(start_paused = true)]
-async fn backend_of_an_earlier_node_of_the_same_name_does_not_count() {
-    let mut tainted = start().await;
-    let untainted = NodeObject { info: node("node-0", "zone-a"), is_starting: false, uid: Some("1".into()) };
-    tainted.fixture.update(put(ClusterObject::Node(untainted.clone()))).await;
-    let mut client = tainted.fixture.joined("node-0").await;
-    let again = NodeObject { is_starting: true, uid: Some("2".into()), ..untainted };
-    tainted.fixture.update(put(ClusterObject::Node(again))).await;
-    until_drained(&mut client).await;
-    assert!(timeout(PATIENCE, tainted.writes.recv()).await.is_err(), "the node of the same name is another one");
-    let _client = tainted.fixture.joined("node-0").await;
-    assert_eq!(tainted.write().await.0, "PATCH /api/v1/nodes/node-0");
-}
-
-#[tokio::test(start_paused = true)]
-async fn backend_reconnects_when_its_taint_cannot_be_removed_here() {
-    let tainted = start().await;
-    tainted.server.set_faults(Resource::Node, |faults| faults.writes = Some(Fault::Refuse(500)));
-    let mut client = tainted.fixture.joined("node-0").await;
-    let began = Instant::now();
-    until_drained(&mut client).await;
-    assert!((30..50).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
 }

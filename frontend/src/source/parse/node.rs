@@ -29,8 +29,7 @@ impl Resource for Node {
             zone: label(&self.metadata, ZONE_LABEL).into(),
             eligible: self.metadata.deletion_timestamp.is_none() && !has_taint(TO_BE_DELETED_TAINT),
         };
-        let uid = self.metadata.uid.as_deref().map(Into::into);
-        Some(ClusterObject::Node(NodeObject { info, is_starting: has_taint(STARTUP_TAINT), uid }))
+        Some(ClusterObject::Node(NodeObject { info, is_starting: has_taint(STARTUP_TAINT) }))
     }
 }
 
