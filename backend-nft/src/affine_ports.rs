@@ -31,7 +31,7 @@ impl AffinePorts {
     }
 
     /// Counts the service ports that have gained or lost session affinity between two states. Returns those of the
-    /// namespaces in which the number of buckets is another one now.
+    /// namespaces in which the number of buckets has changed.
     pub(crate) fn update(
         &mut self,
         before: &NodeState,

@@ -134,13 +134,15 @@ impl Grpc {
         timeout(patience, resolving).await.is_ok_and(|resolved| resolved.unwrap_or_default())
     }
 
-    /// Tries one frontend after the other, until one is ready. A frontend that accepts the stream and sends nothing is
-    /// used only if no other one is ready. If all known ones fail, those that are found then are tried as well: the
+    /// Tries one frontend after the other, until one is ready. A frontend that accepts the stream and sends nothing, or
+    /// does not follow the API, is used only if no other one is ready. If all known ones fail, those that are found then are tried as well: the
     /// only frontend may have been replaced by one at another address.
-    async fn connect_any(&self, hello: Hello) -> Result<Session> {
+    ///
+    /// `needs_fresh`: not even then, unless there is only one.
+    async fn connect_any(&self, hello: Hello, needs_fresh: bool) -> Result<Session> {
         let mut was_resolved = self.resolve_before_use().await;
         let (mut tried, mut errors, mut is_rejected) = (Vec::new(), Vec::<String>::new(), true);
-        // The first one that accepted the stream and sent nothing.
+        // The first one that accepted the stream and is not ready.
         let mut not_ready = None;
         loop {
             let mut untried = self.addresses().in_order();
@@ -173,6 +175,7 @@ impl Grpc {
             was_resolved = true;
         }
         if let Some((session, address)) = not_ready {
+            ensure!(!needs_fresh, "no other frontend follows the API");
             return Ok(self.chosen(session, &address, &errors));
         }
         ensure!(!errors.is_empty(), "no address of a frontend is known");
@@ -195,7 +198,12 @@ impl Grpc {
 impl Connect for Grpc {
     fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>> {
         let grpc = self.clone();
-        Box::pin(async move { grpc.connect_any(hello).await })
+        Box::pin(async move { grpc.connect_any(hello, false).await })
+    }
+
+    fn connect_to_fresh(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>> {
+        let grpc = self.clone();
+        Box::pin(async move { grpc.connect_any(hello, true).await })
     }
 }
 
@@ -230,13 +238,13 @@ fn authorized<M>(message: M, token: Option<Token>) -> Request<M> {
     request
 }
 
-/// Connects to a frontend and sends the hello. The receiver completes with the first message, and fails when the stream
-/// ends before.
+/// Connects to a frontend and sends the hello. The receiver completes with the first message, whether the frontend does
+/// not follow the API, and fails when the stream ends before.
 async fn open(
     address: &FrontendAddress,
     credentials: &Credentials,
     hello: Hello,
-) -> Result<(Session, oneshot::Receiver<()>)> {
+) -> Result<(Session, oneshot::Receiver<bool>)> {
     let (channel, token) = connect(address, credentials).await?;
     let (replies, outgoing) = mpsc::channel(QUEUE);
     replies.send(ClientMessage::Hello(hello)).await?;
@@ -266,21 +274,23 @@ async fn open(
     Ok((Session { messages: received, replies }, first_message))
 }
 
-/// Waits for the first message of a session. Returns false if the frontend has not sent one in time.
-async fn is_ready(first_message: oneshot::Receiver<()>) -> Result<bool> {
-    match timeout(WELCOME_TIMEOUT, first_message).await {
-        Ok(Ok(())) => Ok(true),
+/// Waits for the first message of a session. Returns false if the frontend has not sent one in time, or says that it
+/// does not follow the API.
+async fn is_ready(is_outdated: oneshot::Receiver<bool>) -> Result<bool> {
+    match timeout(WELCOME_TIMEOUT, is_outdated).await {
+        Ok(Ok(is_outdated)) => Ok(!is_outdated),
         Ok(Err(_)) => Err(Rejected("the frontend ended the stream".to_owned()).into()),
         Err(_) => Ok(false),
     }
 }
 
-/// Reads until the stream or its reader ends. Notifies of the first message. After a Drain, the end of the stream is no
+/// Reads until the stream or its reader ends. Notifies of the first message, with whether the frontend does not follow
+/// the API. After a Drain, the end of the stream is no
 /// error, however it ends.
 async fn read(
     mut incoming: Streaming<EncodedMessage>,
     messages: &mpsc::Sender<ServerMessage>,
-    first_message: oneshot::Sender<()>,
+    first_message: oneshot::Sender<bool>,
 ) -> Result<(), StreamError> {
     let mut first_message = Some(first_message);
     let mut is_drained = false;
@@ -298,9 +308,10 @@ async fn read(
             () = messages.closed() => None,
         };
         let Some(message) = message else { return Ok(()) };
-        // Fails if the receiver no longer waits for it.
-        let _ = first_message.take().map(|notify| notify.send(()));
         let message = ServerMessage::try_from(message).map_err(StreamError::Invalid)?;
+        let is_outdated = matches!(&message, ServerMessage::Welcome(welcome) if welcome.is_outdated);
+        // Fails if the receiver no longer waits for it.
+        let _ = first_message.take().map(|notify| notify.send(is_outdated));
         is_drained |= matches!(message, ServerMessage::Drain(_));
         if messages.send(message).await.is_err() {
             return Ok(());

@@ -29,9 +29,9 @@ use session::OpenSession;
 pub use session::{Connect, Rejected, Session};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The same while there is a session, which is not read meanwhile: half of the time after which a node counts as one
-/// that does not acknowledge.
-const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same while there is a session, which is not read meanwhile. Less than the time after which a node counts as one
+/// that does not acknowledge, and more than one frontend may take.
+const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(8);
 
 #[derive(Debug)]
 pub(crate) enum StreamEvent {
@@ -91,7 +91,7 @@ impl<C: Connect> StreamFollower<C> {
                     }
                     Err(error) => self.connect_failed(&error),
                 },
-                Phase::Open(session) if session.is_to_be_replaced() => self.begin_replacement(hello()),
+                Phase::Open(session) if !may_be_idle && session.is_to_be_replaced() => self.begin_replacement(hello()),
                 Phase::Replacing { successor, .. } => match successor.await {
                     Ok(session) => {
                         info!("session ended: a frontend that follows the API replaces this one");
@@ -108,7 +108,7 @@ impl<C: Connect> StreamFollower<C> {
                     Ok(Some(ServerMessage::Drain(max))) => session.drain(max),
                     Ok(Some(message)) => {
                         if let ServerMessage::Bookmark(bookmark) = &message {
-                            session.outdated(bookmark.is_outdated);
+                            session.note_freshness(bookmark.is_outdated);
                         }
                         return StreamEvent::Message(message);
                     }
@@ -136,12 +136,14 @@ impl<C: Connect> StreamFollower<C> {
     /// Connects to another frontend. The session of this one stays until that has sent its Welcome.
     fn begin_replacement(&mut self, hello: Hello) {
         let Phase::Open(outdated) = self.take_phase() else { return };
-        let connecting = self.connect.connect(hello);
+        let connecting = self.connect.connect_to_fresh(hello);
         let successor = async move {
             let mut session = connecting.await?;
             match session.messages.recv().await.context("the frontend ended the stream")? {
-                ServerMessage::Welcome(Welcome { is_outdated: true, .. }) => bail!("it does not follow the API either"),
-                first => Ok(OpenSession::begun(session, first)),
+                first @ ServerMessage::Welcome(Welcome { is_outdated: false, .. }) => {
+                    Ok(OpenSession::begun(session, first))
+                }
+                _ => bail!("the only other frontend does not follow the API either, or ends"),
             }
         };
         let successor = Box::pin(async move {
@@ -154,7 +156,7 @@ impl<C: Connect> StreamFollower<C> {
     /// Follows the outdated frontend on.
     fn end_replacement(&mut self) {
         if let Phase::Replacing { mut outdated, .. } = self.take_phase() {
-            outdated.keep();
+            outdated.stay();
             self.phase = Phase::Open(outdated);
         }
     }

@@ -132,10 +132,9 @@ impl Kernel for Netlink {
         let deletions = self.worker.run(move |worker| worker.deletions(&clients)).await??;
         if !deletions.is_empty() {
             self.watch.pause()?;
-            let result = self.worker.run(move |worker| worker.handle.commit(&deletions)).await;
+            let result = self.worker.run(move |worker| worker.delete(&deletions)).await;
             self.watch.resume()?;
-            result?.context("delete clients that no service port has")?;
-            self.watch.committed(1);
+            self.watch.committed(result??.into());
         }
         Ok(())
     }
@@ -237,6 +236,13 @@ impl Worker {
             }
         }
         Ok(batch)
+    }
+
+    /// Whether there was anything to delete: a transaction that changes nothing is no generation.
+    fn delete(&mut self, deletions: &NftBatch) -> Result<bool> {
+        let before = self.handle.generation().context("read the nf_tables generation")?;
+        self.handle.commit(deletions).context("delete clients that no service port has")?;
+        Ok(self.handle.generation().context("read the nf_tables generation")? != before)
     }
 
     fn commit(&mut self, operations: &[(IpFamily, Operation)]) -> Result<Result<Duration, Rejection>> {

@@ -10,10 +10,12 @@ use std::{
 };
 
 use backend::{
-    NodeState,
+    Backend as _, NodeState,
     testing::{ServiceBuilder, StateBuilder, mk_state, transition},
 };
 use netlink::nft::{Element, Fields, NftBatch, NftHandle};
+
+use tokio::time::timeout;
 
 use super::support::{assert_readable, backend, nft, reconcile, run};
 
@@ -216,6 +218,11 @@ fn clients_of_a_removed_service_port_are_deleted_when_there_are_many() {
             let changes = transition(&mut current, &web(17));
             backend.apply_all(&current, &changes).await.unwrap();
         }
+        // Without clients, the deletion is no transaction that others could have made.
+        backend.reconcile_all(&current).await.unwrap();
+        let changes = transition(&mut current, &web(0));
+        backend.apply_all(&current, &changes).await.unwrap();
+        timeout(Duration::from_millis(300), backend.drifted()).await.unwrap_err();
     });
 }
 

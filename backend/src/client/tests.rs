@@ -372,6 +372,32 @@ async fn a_silent_frontend_does_not_keep_a_node_from_the_others() {
     }
 }
 
+#[tokio::test]
+async fn a_frontend_that_does_not_follow_the_api_is_used_if_there_is_no_other() {
+    async fn accept(frontend: &mut Frontend, welcome: &ServerMessage) -> Peer {
+        let peer = frontend.peers.recv().await.unwrap();
+        peer.send(welcome).await;
+        peer
+    }
+    let (mut outdated, mut fresh) = (serve(), serve());
+    let mut grpc = mk_grpc(&[&outdated.address, &fresh.address]);
+    let ServerMessage::Welcome(welcome) = mk_welcome() else { unreachable!() };
+    let of_outdated = ServerMessage::Welcome(Welcome { is_outdated: true, ..welcome });
+    let of_fresh = mk_welcome();
+    grpc.resolve().await;
+    let addresses = grpc.addresses().in_order();
+    let last = addresses.into_iter().find(|address| address.uri == fresh.address).unwrap();
+    grpc.addresses().succeeded(&last);
+    let connecting = grpc.connect(mk_hello());
+    let (session, _outdated, _fresh) =
+        tokio::join!(connecting, accept(&mut outdated, &of_outdated), accept(&mut fresh, &of_fresh));
+    assert_eq!(next_message(&mut session.unwrap()).await, Some(mk_welcome()));
+    drop(fresh);
+    let connecting = grpc.connect(mk_hello());
+    let (session, _outdated) = tokio::join!(connecting, accept(&mut outdated, &of_outdated));
+    assert_eq!(next_message(&mut session.unwrap()).await, Some(of_outdated));
+}
+
 /// A server that refuses calls when so many are open, and counts connections.
 #[derive(Clone)]
 struct Refusing(Arc<Barrier>);

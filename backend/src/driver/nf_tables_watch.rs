@@ -78,7 +78,6 @@ impl NfTablesWatch {
     /// Whether no other process has changed our objects since the restart. Errors and lost notifications leave it open.
     pub fn is_untouched(&mut self) -> bool {
         let is_accounted = self.receive().is_ok()
-            && !self.tracker.is_suspect
             && generation(&mut self.handle).is_ok_and(|generation| self.tracker.accounts_for(generation));
         is_accounted && self.tracker.drift.is_none()
     }
@@ -111,13 +110,13 @@ impl NfTablesWatch {
     async fn wait_for_drift(&mut self) -> Result<Drift> {
         loop {
             self.receive()?;
+            if let Some(drift) = self.tracker.drift.take() {
+                return Ok(drift);
+            }
             if self.tracker.is_suspect {
                 sleep_until(self.next_check).await;
                 self.check()?;
                 continue;
-            }
-            if let Some(drift) = self.tracker.drift.take() {
-                return Ok(drift);
             }
             if self.tracker.unsure && !self.tracker.accounts_for(generation(&mut self.handle)?) {
                 return Ok(Drift::Possible);

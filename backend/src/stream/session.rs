@@ -18,8 +18,9 @@ const MAX_REPLIES: usize = 256;
 /// seconds.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a frontend that does not follow the API is followed before another one is tried, and until the next try.
-const REPLACE_INTERVAL: Duration = Duration::from_secs(300);
+/// How long a frontend that does not follow the API is followed before another one is tried. It doubles with each try, up
+/// to the longest: perhaps no frontend follows the API.
+const REPLACE_INTERVAL: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(3600));
 
 /// The shortest delay before a try, in which the bookmark is acknowledged, and the longest one.
 const REPLACE_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(6));
@@ -44,6 +45,11 @@ pub trait Connect: Send + 'static {
     /// Begins a session with this hello. Each call may choose another frontend. An error that is [`Rejected`] is
     /// retried less often than others.
     fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>>;
+
+    /// The same, if possible with a frontend that follows the API.
+    fn connect_to_fresh(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>> {
+        self.connect(hello)
+    }
 }
 
 pub(super) struct OpenSession {
@@ -58,8 +64,9 @@ pub(super) struct OpenSession {
     pub(super) drain_deadline: Option<Instant>,
     /// Its first message, if that was received before the session was open.
     first: Option<ServerMessage>,
-    /// From when on another frontend may be tried if this one does not follow the API.
+    /// From when on another frontend may be tried if this one does not follow the API, and until the next try.
     replaceable: Instant,
+    replace_interval: Duration,
     /// When another one is tried.
     replace_at: Option<Instant>,
 }
@@ -85,7 +92,8 @@ impl OpenSession {
             last_message: now,
             drain_deadline: None,
             first: None,
-            replaceable: now + REPLACE_INTERVAL,
+            replaceable: now + REPLACE_INTERVAL.0,
+            replace_interval: REPLACE_INTERVAL.0,
             replace_at: None,
         }
     }
@@ -97,16 +105,17 @@ impl OpenSession {
 
     /// Whether another frontend is to be tried now.
     pub(super) fn is_to_be_replaced(&self) -> bool {
-        self.first.is_none() && self.replace_at.is_some_and(|at| at <= Instant::now())
+        self.replies.is_empty() && self.replace_at.is_some_and(|at| at <= Instant::now())
     }
 
     /// No other frontend is better.
-    pub(super) fn keep(&mut self) {
-        (self.replaceable, self.replace_at) = (Instant::now() + REPLACE_INTERVAL, None);
+    pub(super) fn stay(&mut self) {
+        self.replace_interval = (2 * self.replace_interval).min(REPLACE_INTERVAL.1);
+        (self.replaceable, self.replace_at) = (Instant::now() + self.replace_interval, None);
     }
 
     /// Records whether the frontend says that it does not follow the API.
-    pub(super) fn outdated(&mut self, is_outdated: bool) {
+    pub(super) fn note_freshness(&mut self, is_outdated: bool) {
         let now = Instant::now();
         if !is_outdated {
             self.replace_at = None;

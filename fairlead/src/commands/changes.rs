@@ -26,7 +26,7 @@ pub(crate) async fn run(args: ChangesArgs) -> Result<()> {
     let value = json!({ "complete_since_micros": complete_since_micros, "changes": changes });
     print::value(output, &value, || table(&changes))?;
     if since_micros < complete_since_micros {
-        eprintln!("fairlead: earlier changes than {} may be missing", time_text(complete_since_micros));
+        print::error(format_args!("earlier changes than {} may be missing", time_text(complete_since_micros)));
     }
     Ok(())
 }

@@ -38,7 +38,7 @@ pub(crate) async fn run(args: PlanArgs) -> Result<ExitCode> {
     let PlanArgs { files, frontend, output } = args;
     let documents = documents(&files)?;
     for (kind, count) in &documents.skipped {
-        eprintln!("fairlead: not planned, and not sent to the frontend: {count} {kind}");
+        print::error(format_args!("not planned, and not sent to the frontend: {count} {kind}"));
     }
     documents.check(&files)?;
     let Documents { planned, ignored, .. } = documents;

@@ -36,8 +36,8 @@ pub(crate) async fn run(args: ServicesArgs) -> Result<()> {
         None => view::committed(&args.frontend, &node).await?,
     };
     if state.node().is_unknown() {
-        let what = "listed is what a node without a Node object would be sent";
-        eprintln!("fairlead: no Node {node} is known: {what}; check --node");
+        let what = "no Node object of this name is known, or it says nothing of the node";
+        print::error(format_args!("{node}: {what}; listed is what any node would be sent; check --node"));
     }
     print::value(args.output, &to_json(&state), || {
         let rows = state.service_ports().values().map(row);

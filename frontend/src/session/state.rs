@@ -32,9 +32,9 @@ use super::{
 /// The base of the first batch to a client that does not resume.
 const NO_REVISION: Revision = Revision(0);
 
-/// A client that is sent changes all the time is sent a bookmark this often: only they tell that this frontend does not
-/// follow the API in some kind of objects.
-const BOOKMARK_AGE: Duration = Duration::from_secs(60);
+/// How often a client that is sent changes all the time is sent a bookmark if this frontend does not follow the API in
+/// some kind of objects: only bookmarks tell that.
+const FRESHNESS_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The target size of a message in bytes, before it is compressed; one chunk may be larger. Far below the size limit,
 /// because the buffers of a client stay as large as its largest message, but large, because each message costs a
@@ -86,8 +86,8 @@ pub(super) struct Session<'a> {
     digest_trust: DigestTrust,
     /// When to send a bookmark if nothing else happens.
     pub(super) bookmark_at: Instant,
-    /// When the last one was sent.
-    bookmarked: Instant,
+    /// When the client was last told whether this frontend follows the API, or need not be told because it does.
+    freshness_told: Instant,
     /// When the oldest change in the difference being sent was committed; `None` for anything but a difference.
     committed_at: Option<Instant>,
     /// The newest revision that the client has programmed, according to its last Ack.
@@ -167,7 +167,7 @@ impl<'a> Session<'a> {
             sends_digests: hello.digests.is_some(),
             digest_trust: DigestTrust::Agreed,
             bookmark_at: Instant::now(),
-            bookmarked: Instant::now(),
+            freshness_told: Instant::now(),
             committed_at: None,
             programmed: NO_REVISION,
             first: None,
@@ -333,6 +333,12 @@ impl<'a> Session<'a> {
             _ => {}
         }
         self.set_programmed();
+        if self.freshness_told.elapsed() >= FRESHNESS_INTERVAL {
+            self.freshness_told = Instant::now();
+            if self.context.freshness.is_outdated() {
+                return self.send_bookmark(self.sent, expected).await;
+            }
+        }
         Ok(())
     }
 
@@ -497,7 +503,7 @@ impl<'a> Session<'a> {
     async fn send_bookmark(&mut self, revision: Revision, digest: Digest) -> Result<(), SessionEnd> {
         let now = Instant::now();
         self.set_pending(now);
-        self.bookmarked = now;
+        self.freshness_told = now;
         let bookmark = Bookmark { revision, digest, is_outdated: self.context.freshness.is_outdated() };
         self.output.send(OutgoingMessage::Plain(ServerMessage::Bookmark(bookmark))).await?;
         self.await_ack(revision, digest);
@@ -537,8 +543,7 @@ impl<'a> Session<'a> {
         self.sent = revision;
         self.first.get_or_insert(revision);
         self.awaiting = Awaiting::Ack(digest);
-        let now = Instant::now();
-        self.bookmark_at = (now + self.context.config.bookmark_interval).min(self.bookmarked + BOOKMARK_AGE).max(now);
+        self.bookmark_at = Instant::now() + self.context.config.bookmark_interval;
     }
 }
 

@@ -251,13 +251,13 @@ async fn outdated_frontend_is_left_for_another_one() {
         |revision, state: &NodeState| Bookmark { is_outdated: true, ..Bookmark::new(Revision(revision), total(state)) };
     let mut fixture = start(&FakeKernel::default(), None);
     let mut peer = fixture.following(&old).await;
-    let mut tries = 0;
-    for _ in 0..200 {
+    let (mut tries, mut successor) = (0, None);
+    for _ in 0..2_000 {
         peer.send(ServerMessage::Bookmark(outdated(1, &old))).await;
         assert_eq!(peer.ack().await.received, Revision(1));
         let Ok(next) = timeout(Duration::from_secs(10), fixture.session()).await else { continue };
         assert_eq!(next.hello.resume, Some((EPOCH, Revision(1))));
-        // One is outdated, too, one is silent, and one rejects the client.
+        // One is outdated, too, one is silent, one rejects the client, and one drains.
         tries += 1;
         match tries {
             1 => {
@@ -267,14 +267,24 @@ async fn outdated_frontend_is_left_for_another_one() {
             }
             2 => next.messages.closed().await,
             3 => drop(next),
-            _ => break,
+            4 => {
+                next.send(ServerMessage::Drain(Duration::ZERO)).await;
+                next.messages.closed().await;
+            }
+            _ => {
+                successor = Some(next);
+                break;
+            }
         }
-        assert!(fixture.progress.borrow().connected);
+        assert!(fixture.progress.borrow().connected && !peer.messages.is_closed());
     }
-    assert_eq!(tries, 4);
-    peer.commit(1, 2, operations_between(&old, &new)).await;
-    assert_eq!(peer.ack().await.received, Revision(2), "it is followed on");
-    tokio::time::sleep(5 * MINUTE).await;
+    let mut next = successor.expect("a fifth one");
+    next.welcome(Epoch(0xe2), SyncMode::Snapshot).await;
+    next.commit(0, 7, everything(&new)).await;
+    assert_eq!(next.ack().await.received, Revision(7));
+    assert!(fixture.progress.borrow().connected);
+    peer.messages.closed().await;
+    assert_eq!(fixture.kernel.service_ports(), *new.service_ports());
     fixture.stop().await;
 }
 

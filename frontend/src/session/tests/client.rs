@@ -227,10 +227,21 @@ impl Client {
     }
 
     pub(super) async fn bookmark(&mut self) -> Bookmark {
-        let message = self.message().await;
-        let ServerMessage::Bookmark(bookmark) = message else { panic!("{message:?}") };
-        self.replica.revision = bookmark.revision;
-        self.base = bookmark.revision;
+        self.commit_or_bookmark().await.expect("a bookmark")
+    }
+
+    /// Receives and applies a commit of one batch, or returns the bookmark that comes instead.
+    pub(super) async fn commit_or_bookmark(&mut self) -> Option<Bookmark> {
+        let (revision, bookmark) = match self.message().await {
+            ServerMessage::Bookmark(bookmark) => (bookmark.revision, Some(bookmark)),
+            ServerMessage::Batch(Batch { target, operations, commit: true, .. }) => {
+                operations.into_iter().for_each(|operation| self.replica.state.apply(operation));
+                (target, None)
+            }
+            message => panic!("{message:?}"),
+        };
+        self.replica.revision = revision;
+        self.base = revision;
         bookmark
     }
 
