@@ -135,10 +135,9 @@ impl Grpc {
     }
 
     /// Tries one frontend after the other, until one is ready. A frontend that accepts the stream and sends nothing, or
-    /// does not follow the API, is used only if no other one is ready. If all known ones fail, those that are found then are tried as well: the
-    /// only frontend may have been replaced by one at another address.
-    ///
-    /// `needs_fresh`: not even then, unless there is only one.
+    /// does not follow the API, is used only if no other one is ready; if `needs_fresh`, only if there is no other one.
+    /// If all known ones fail, those that are found then are tried as well: the only frontend may have been replaced by
+    /// one at another address.
     async fn connect_any(&self, hello: Hello, needs_fresh: bool) -> Result<Session> {
         let mut was_resolved = self.resolve_before_use().await;
         let (mut tried, mut errors, mut is_rejected) = (Vec::new(), Vec::<String>::new(), true);

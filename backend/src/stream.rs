@@ -91,7 +91,7 @@ impl<C: Connect> StreamFollower<C> {
                     }
                     Err(error) => self.connect_failed(&error),
                 },
-                Phase::Open(session) if !may_be_idle && session.is_to_be_replaced() => self.begin_replacement(hello()),
+                Phase::Open(session) if session.is_to_be_replaced(may_be_idle) => self.begin_replacement(hello()),
                 Phase::Replacing { successor, .. } => match successor.await {
                     Ok(session) => {
                         info!("session ended: a frontend that follows the API replaces this one");

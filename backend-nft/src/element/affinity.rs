@@ -16,8 +16,8 @@ pub(super) const PORT_CLIENT_BUCKETS: u32 = 2_048;
 /// has more service ports with session affinity than share these.
 const MAX_CLIENT_BUCKETS: u32 = MAX_AFFINE_CLIENTS / 4;
 
-/// The minimum number of client buckets of a service port: clients are to be spread over its endpoints. With this, the number of
-/// buckets does not change any more from 129 service ports on.
+/// The minimum number of client buckets of a service port: clients are to be spread over its endpoints. With this, the
+/// number of buckets does not change any more from 129 service ports on.
 const MIN_CLIENT_BUCKETS: u32 = 256;
 
 /// How clients of a service port are stored.

@@ -18,8 +18,8 @@ const MAX_REPLIES: usize = 256;
 /// seconds.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a frontend that does not follow the API is followed before another one is tried. It doubles with each try, up
-/// to the longest: perhaps no frontend follows the API.
+/// How long a frontend that does not follow the API is followed before another one is tried. It doubles with each try,
+/// up to the longest: perhaps no frontend follows the API.
 const REPLACE_INTERVAL: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(3600));
 
 /// The shortest delay before a try, in which the bookmark is acknowledged, and the longest one.
@@ -103,9 +103,9 @@ impl OpenSession {
         Self { first: Some(first), ..Self::new(session) }
     }
 
-    /// Whether another frontend is to be tried now.
-    pub(super) fn is_to_be_replaced(&self) -> bool {
-        self.replies.is_empty() && self.replace_at.is_some_and(|at| at <= Instant::now())
+    /// Whether another frontend is to be tried now: not while this one waits for a reply.
+    pub(super) fn is_to_be_replaced(&self, may_be_idle: bool) -> bool {
+        !may_be_idle && self.replies.is_empty() && self.replace_at.is_some_and(|at| at <= Instant::now())
     }
 
     /// No other frontend is better.
@@ -164,7 +164,7 @@ impl OpenSession {
                 None => Err("the frontend closed it"),
             },
             () = runtime::sleep_until(*drain_deadline) => Err("the frontend drains"),
-            () = runtime::sleep_until(*replace_at) => Ok(None),
+            () = runtime::sleep_until(*replace_at), if !may_be_idle && replies.is_empty() => Ok(None),
             () = sleep_until(idle), if !may_be_idle => Err("no message within the idle timeout"),
         }
     }
