@@ -17,12 +17,14 @@ use anyhow::Result;
 use runtime::Shutdown;
 use tokio::sync::mpsc;
 
+#[cfg(test)]
+pub(crate) use self::freshness::UNCONFIRMED;
 use self::kubernetes::Deadlines;
 pub(crate) use self::manifests::parse_documents;
 #[cfg(feature = "testing")]
 pub(crate) use self::manifests::{ManifestFormat, parse_text as parse_manifests};
 pub use self::{
-    freshness::{Freshness, KindFreshness, UNCONFIRMED, WatchPhase},
+    freshness::{Freshness, KindFreshness, WatchPhase, is_unconfirmed},
     kubernetes::KubernetesApi,
 };
 use crate::object::SourceUpdate;

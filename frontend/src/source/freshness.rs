@@ -42,7 +42,7 @@ pub struct KindFreshness {
 
 /// How long an API server may not have confirmed the objects of a kind while requests fail. Longer than a comparison of
 /// the objects takes that follows a silence: without bookmarks each watch of a kind that does not change fails.
-pub const UNCONFIRMED: Duration = Duration::from_secs(180);
+pub(crate) const UNCONFIRMED: Duration = Duration::from_secs(180);
 
 /// What a source does for a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,9 +66,8 @@ impl Freshness {
     /// Whether the objects of a kind may have changed long ago: requests fail, and nothing else confirms them.
     #[must_use]
     pub fn is_outdated(&self) -> bool {
-        lock(&self.kinds).values().any(|row| {
-            row.failures > 0 && row.phase != WatchPhase::NotOffered && row.age().is_some_and(|age| age > UNCONFIRMED)
-        })
+        let kinds = lock(&self.kinds);
+        kinds.values().any(|row| row.phase != WatchPhase::NotOffered && is_unconfirmed(row.failures, row.age()))
     }
 
     pub(super) fn phase(&self, kind: ObjectKind, phase: WatchPhase) {
@@ -101,6 +100,13 @@ impl Freshness {
         let new = || KindFreshness { kind, phase, confirmed: None, lists: 0, failures: 0, last_error: None };
         act(lock(&self.kinds).entry(kind).or_insert_with(new))
     }
+}
+
+/// Whether the objects of a kind may have changed long ago: so many requests have failed since an API server confirmed
+/// them, so long ago. It has no meaning for a kind that is not offered.
+#[must_use]
+pub fn is_unconfirmed(failures: u32, age: Option<Duration>) -> bool {
+    failures > 0 && age.is_some_and(|age| age > UNCONFIRMED)
 }
 
 impl KindFreshness {

@@ -3,7 +3,7 @@
 use std::{cmp::Reverse, collections::BTreeMap, mem, time::Duration};
 
 use anyhow::Error;
-use frontend::source::UNCONFIRMED;
+use frontend::source::is_unconfirmed;
 use proto::v1::{DrainState, NodeStatus, Role, StatusResponse, WaitingDrain, WatchPhase, WatchStatus};
 use serde::Serialize;
 
@@ -153,8 +153,8 @@ impl Overview {
 /// The kinds of objects that a frontend does not follow any more: its nodes keep an old state of them.
 pub(super) fn unconfirmed(status: &StatusResponse) -> impl Iterator<Item = &WatchStatus> {
     status.watches.iter().filter(|watch| {
-        let age = Duration::from_micros(watch.age_micros.unwrap_or_default());
-        watch.failures > 0 && age > UNCONFIRMED && watch.phase() != WatchPhase::NotOffered
+        let age = watch.age_micros.map(Duration::from_micros);
+        watch.phase() != WatchPhase::NotOffered && is_unconfirmed(watch.failures, age)
     })
 }
 
