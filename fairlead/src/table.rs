@@ -3,6 +3,7 @@
 use std::fmt::{Display, Write as _};
 
 use proto::v1::Problem;
+use runtime::printable;
 
 /// A table with a header line.
 #[derive(Debug)]
@@ -34,14 +35,9 @@ impl Table {
 
     /// Appends a row. An empty cell is printed as `-`, control characters as spaces: others may have written the text.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = impl Display>) {
-        let cells = cells.into_iter().map(printable);
+        let cells = cells.into_iter().map(|cell| printable(&cell.to_string()));
         self.rows.push(cells.map(|cell| if cell.is_empty() { "-".to_owned() } else { cell }).collect());
     }
-}
-
-/// Text that others may have written, on one line.
-pub(crate) fn printable(text: impl Display) -> String {
-    runtime::printable(&text.to_string())
 }
 
 impl Display for Table {

@@ -7,7 +7,11 @@ use std::{
 };
 
 use anyhow::{Result, anyhow, bail, ensure};
-use proto::v1::{LostEndpoints, NodeGroup, PlanRequest, PlanResponse, PlannedChange};
+use proto::{
+    MAX_MESSAGE_BYTES,
+    v1::{LostEndpoints, NodeGroup, PlanRequest, PlanResponse, PlannedChange},
+};
+use runtime::printable;
 use serde_json::Value;
 
 use super::view::RESPONSE_TIMEOUT;
@@ -16,11 +20,11 @@ use crate::{
     config::{Document, yaml_error},
     exit_code::ExitCode,
     print,
-    table::{Table, printable},
+    table::Table,
 };
 
-/// The most bytes of objects that a frontend accepts in one request, less what the message needs around them.
-const MAX_BYTES: usize = (1 << 20) - 16;
+/// The most bytes of objects in one request: those of a message, less what it needs around them.
+const MAX_BYTES: usize = MAX_MESSAGE_BYTES - 16;
 
 /// The objects in the files.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -124,7 +128,7 @@ fn is_meant_for_plan(version: &str, kind: &str) -> bool {
 
 fn table(plan: &PlanResponse) -> String {
     let mut text = String::new();
-    let mut line = |line: fmt::Arguments<'_>| text += &(printable(line) + "\n");
+    let mut line = |line: fmt::Arguments<'_>| text += &(printable(&line.to_string()) + "\n");
     for PlannedChange { service_port, summary, gained_vips, lost_vips, nodes, lost_endpoints } in &plan.changes {
         let count = nodes.as_ref().map_or(0, |nodes| nodes.count);
         line(format_args!("{service_port}   {summary}; {count} nodes"));

@@ -33,9 +33,7 @@ const DRAINED: &str = "/fairlead.v1.Fairlead/Drained";
 const ENCODING: &str = "grpc-encoding";
 /// The maximum size of a unary request in bytes. Names in requests have at most 253 characters each.
 const MAX_UNARY_BYTES: usize = 4 << 10;
-/// The maximum size of a request for a plan in bytes.
-const MAX_PLAN_BYTES: usize = 1 << 20;
-/// How long such a request may take to arrive, wait for others, and be answered.
+/// How long a request for a plan may take to arrive, wait for others, and be answered.
 const PLAN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum size of the answer to a unary request in bytes: that of the status of 5,000 nodes which all report
 /// failures.
@@ -119,7 +117,7 @@ async fn plan(service: &FairleadService, request: Parts, body: Body) -> Result<h
     let _call = request.extensions.get().map(Peer::start_call);
     let permit = service.permit(&caller).await;
     let answer = |request: v1::PlanRequest| service.plan(request, permit.clone());
-    let response = respond(http::Request::from_parts(request, body), MAX_PLAN_BYTES, answer);
+    let response = respond(http::Request::from_parts(request, body), MAX_MESSAGE_BYTES, answer);
     let late = |_| {
         let message = format!("no answer within {PLAN_TIMEOUT:?}: the request was late, or other plans take long");
         Status::deadline_exceeded(message)
