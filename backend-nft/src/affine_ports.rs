@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use backend::NodeState;
+use backend::{NodeState, ServicePortState};
 use proto::model::{Protocol, ServicePortKey};
 
 use crate::element::Affinity;
@@ -18,8 +18,7 @@ pub(crate) struct AffinePorts(BTreeMap<Arc<str>, usize>);
 impl AffinePorts {
     pub(crate) fn of(state: &NodeState) -> Self {
         let mut ports = Self::default();
-        let service_ports = state.service_ports().iter();
-        for (key, _) in service_ports.filter(|(_, service)| service.port.affinity_seconds.is_some()) {
+        for (key, _) in state.service_ports().iter().filter(|(_, service)| is_affine(service)) {
             *ports.0.entry(key.namespace.clone()).or_default() += 1;
         }
         ports
@@ -39,11 +38,12 @@ impl AffinePorts {
         changed: &BTreeSet<ServicePortKey>,
     ) -> BTreeSet<ServicePortKey> {
         let mut earlier = BTreeMap::new();
-        for key in changed.iter().filter(|key| is_affine(before, key) != is_affine(after, key)) {
+        let is_affine_in = |state: &NodeState, key: &_| state.service_port(key).is_some_and(is_affine);
+        for key in changed.iter().filter(|key| is_affine_in(before, key) != is_affine_in(after, key)) {
             let buckets = self.buckets(&key.namespace);
             earlier.entry(&key.namespace).or_insert(buckets);
             let count = self.0.entry(key.namespace.clone()).or_default();
-            *count = if is_affine(after, key) { *count + 1 } else { count.saturating_sub(1) };
+            *count = if is_affine_in(after, key) { *count + 1 } else { count.saturating_sub(1) };
         }
         self.0.retain(|_, count| *count > 0);
         let differs = |(namespace, buckets): &(&Arc<str>, NonZeroU32)| self.buckets(namespace) != *buckets;
@@ -51,8 +51,8 @@ impl AffinePorts {
     }
 }
 
-fn is_affine(state: &NodeState, key: &ServicePortKey) -> bool {
-    state.service_port(key).is_some_and(|service| service.port.affinity_seconds.is_some())
+fn is_affine(service: &ServicePortState) -> bool {
+    service.port.affinity_seconds.is_some()
 }
 
 /// The service ports with session affinity of a namespace.
@@ -60,5 +60,5 @@ fn in_namespace<'a>(state: &'a NodeState, namespace: &'a Arc<str>) -> impl Itera
     // The lowest name, port name and protocol.
     let first = ServicePortKey::new(namespace.clone(), "", "", Protocol::Tcp);
     let service_ports = state.service_ports().iter_from(&first).take_while(move |(key, _)| key.namespace == *namespace);
-    service_ports.filter(|(_, service)| service.port.affinity_seconds.is_some()).map(|(key, _)| key)
+    service_ports.filter(|(_, service)| is_affine(service)).map(|(key, _)| key)
 }
