@@ -284,8 +284,7 @@ async fn is_ready(is_outdated: oneshot::Receiver<bool>) -> Result<bool> {
 }
 
 /// Reads until the stream or its reader ends. Notifies of the first message, with whether the frontend does not follow
-/// the API. After a Drain, the end of the stream is no
-/// error, however it ends.
+/// the API. After a Drain, the end of the stream is no error, however it ends.
 async fn read(
     mut incoming: Streaming<EncodedMessage>,
     messages: &mpsc::Sender<ServerMessage>,

@@ -137,8 +137,8 @@ pub struct Welcome {
     /// The same for each kind. A frontend may be behind in one of them only.
     #[prost(message, optional, tag = "6")]
     pub kind_versions: ::core::option::Option<KindVersions>,
-    /// The frontend does not follow the API: objects of some kind are unconfirmed and requests fail. Another frontend may be
-    /// better.
+    /// The frontend does not follow the API: objects of some kind are unconfirmed and requests fail. Another frontend may
+    /// be better.
     #[prost(bool, tag = "7")]
     pub outdated: bool,
 }
