@@ -105,6 +105,10 @@ impl NotDrained {
     fn new(summary: impl Into<String>, details: &[String]) -> Self {
         Self { summary: summary.into(), details: details.join("; ") }
     }
+
+    fn and_then(self, last: &Self) -> Self {
+        Self { details: format!("{}; then {last}", self.details), ..self }
+    }
 }
 
 /// Asks until no node sends new connections to a pod any more, at most for this time. While `is_scarce`, an address
@@ -123,6 +127,7 @@ pub async fn wait(
     let addresses: Vec<_> = addresses.iter().map(pack_address).collect();
     let (mut incomplete_since, mut until) = (None, deadline);
     let (mut round, mut pause) = (FIRST_ROUND, PAUSE);
+    let mut last_known: Option<NotDrained> = None;
     loop {
         let asked = Instant::now();
         let limit = until.saturating_duration_since(asked).min(round).max(MIN_ROUND);
@@ -145,8 +150,16 @@ pub async fn wait(
         if now >= since + delay {
             return Ok(drained);
         }
+        let is_answered = answers.iter().any(|(_, answer)| answer.is_ok());
         if now >= deadline {
-            return Ok(drained.at_deadline());
+            // The last round may have been too short for an answer.
+            return Ok(match (last_known, drained) {
+                (Some(known), Drained::No(reason)) if !is_answered => Drained::No(known.and_then(&reason)),
+                (_, drained) => drained.at_deadline(),
+            });
+        }
+        if let (true, Drained::No(reason)) = (is_answered, drained) {
+            last_known = Some(reason);
         }
         until = deadline.min(since + delay);
         sleep_until(until.min(asked + pause)).await;

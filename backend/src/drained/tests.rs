@@ -166,6 +166,15 @@ async fn frontend_that_hangs_delays_the_answer_for_ten_seconds_or_until_the_time
 }
 
 #[tokio::test(start_paused = true)]
+async fn last_round_without_an_answer_hides_nothing() {
+    let used = || vec![of_state(DrainState::InUse)];
+    let (result, seconds) = asked_for(vec![used(), used(), used(), vec![hanging()]], 3).await;
+    let Drained::No(NotDrained { summary, details }) = result else { panic!("{result:?}") };
+    assert_eq!((&*summary, seconds), ("may get new connections of Services", 3));
+    assert_eq!(details, "shop/web; then no frontend answers: hangs: no answer");
+}
+
+#[tokio::test(start_paused = true)]
 async fn node_without_progress_counts_like_one_that_is_absent() {
     let (address, answer) = drained(&["a", "b"], 0);
     let answer = DrainedResponse { stalled: vec!["c".to_owned()], ..answer.unwrap() };
