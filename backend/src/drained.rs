@@ -112,7 +112,7 @@ impl NotDrained {
 }
 
 /// Asks until no node sends new connections to a pod any more, at most for this time. While `is_scarce`, an address
-/// that is in no EndpointSlice does not wait: it may be that of a stranger, and others wait for its place.
+/// that no frontend has known does not wait: it may be that of a stranger, and others wait for its place.
 ///
 /// # Errors
 /// When no frontend is known.
@@ -128,15 +128,20 @@ pub async fn wait(
     let (mut incomplete_since, mut until) = (None, deadline);
     let (mut round, mut pause) = (FIRST_ROUND, PAUSE);
     let mut last_known: Option<NotDrained> = None;
+    let mut is_known = false;
     loop {
         let asked = Instant::now();
         let limit = until.saturating_duration_since(asked).min(round).max(MIN_ROUND);
-        let is_hurried = asked == begun && is_scarce();
+        let is_hurried = !is_known && is_scarce();
         let wait = if is_hurried { Duration::ZERO } else { limit - (limit / 2).min(ARRIVAL) };
         let wait_millis = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
         let answers = frontends.ask(DrainedRequest { addresses: addresses.clone(), wait_millis }, limit).await?;
         let (drained, mut delay) = combined(&answers);
-        if drained == Drained::Unknown && is_scarce() {
+        is_known |= answers
+            .iter()
+            .filter_map(|(_, answer)| answer.as_ref().ok())
+            .any(|answer| answer.state() != DrainState::Unknown);
+        if !is_known && is_scarce() {
             delay = Duration::ZERO;
         }
         let now = Instant::now();

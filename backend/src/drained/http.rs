@@ -23,7 +23,12 @@ use runtime::{
 use tokio::time::Instant;
 use tracing::{debug, info};
 
-use super::{AskFrontends, Drained, NotDrained, metrics::DrainMetrics, sources::Sources, wait};
+use super::{
+    AskFrontends, Drained, NotDrained,
+    metrics::DrainMetrics,
+    sources::{Asker, Sources},
+    wait,
+};
 
 /// Without the parameter `timeout`.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -107,13 +112,17 @@ impl Drains {
         };
         let extensions = request.extensions();
         let client = extensions.get().map(|Client(address)| address.ip());
-        let source = extensions.get().map(|OriginalDestination(pod)| *pod).or(client).map(|ip| ip.to_canonical());
+        let redirected = extensions.get().map(|OriginalDestination(pod)| *pod);
+        // Only connections of the node itself are redirected.
+        let is_of_node = redirected.is_some() || client.is_some_and(|client| client.is_loopback());
+        let asker = if is_of_node { Asker::Node } else { Asker::Address };
+        let source = redirected.or(client).map(|ip| ip.to_canonical());
         let question = match Question::parse(source, request.uri().query().unwrap_or_default()) {
             Ok(question) => question,
             Err(reason) => return Some(text(StatusCode::BAD_REQUEST, &reason).into()),
         };
         let (source, timeout) = (source.unwrap_or(question.addresses[0]), question.timeout);
-        Some(match self.ask(frontends, source, question) {
+        Some(match self.ask(frontends, source, asker, question) {
             Ok(response) => Answer::Deferred(timeout + SLACK, response),
             Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, &reason).into(),
         })
@@ -124,20 +133,21 @@ impl Drains {
         &self,
         frontends: Arc<dyn AskFrontends>,
         source: IpAddr,
+        asker: Asker,
         question: Question,
     ) -> Result<DeferredResponse, String> {
         let begun = Instant::now();
         let mut questions = lock(&self.questions);
         questions.retain(|_, known| begun - known.since < JOINED && known.answer.upgrade().is_some());
         if let Some(answer) = questions.get(&question).and_then(|known| known.answer.upgrade()) {
-            let permit = self.sources.join(source)?;
+            let permit = self.sources.join(source, asker)?;
             return Ok(Box::pin(async move {
                 let drained = answer.await;
                 drop(permit);
                 described(&drained)
             }));
         }
-        let permit = self.sources.admit(source)?;
+        let permit = self.sources.admit(source, asker)?;
         let (logged, metrics) = (self.logged.clone(), self.metrics.clone());
         let Question { addresses, timeout } = question.clone();
         let answer = async move {

@@ -18,15 +18,33 @@ const MAX_WAITING: i64 = 96;
 const MAX_OF_POD: usize = 8;
 /// How often one address may ask.
 const QUESTIONS: Rate = Rate { burst: 10, every: Duration::from_secs(1) };
+/// How often all addresses together may ask over the network: a stranger may have many. Fewer than a frontend answers,
+/// for a pod asks once per second while it waits.
+const DIRECT_QUESTIONS: Rate = Rate { burst: 256, every: Duration::from_millis(10) };
 /// How many addresses are remembered: far more than a node has pods.
 const MAX_SOURCES: usize = 1024;
 
 /// The questions that wait. Clones share the same state.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Sources {
     /// The places that are taken.
     waiting: Gauge,
-    by_address: Arc<Mutex<BTreeMap<IpAddr, Source>>>,
+    state: Arc<Mutex<SourcesState>>,
+}
+
+#[derive(Debug)]
+struct SourcesState {
+    by_address: BTreeMap<IpAddr, Source>,
+    direct: TokenBucket,
+}
+
+/// Who asks about an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asker {
+    /// A process of the node, such as the kubelet.
+    Node,
+    /// The address itself.
+    Address,
 }
 
 /// One address, of a pod or of another client. It is not its prefix: the pods of a node share one.
@@ -41,23 +59,25 @@ struct Source {
 pub(super) struct WaitPermit {
     sources: Sources,
     source: IpAddr,
+    asker: Asker,
     has_place: bool,
 }
 
 impl Sources {
     /// Counts the questions that wait in this gauge.
     pub(super) fn counted(waiting: Gauge) -> Self {
-        Self { waiting, ..Self::default() }
+        let state = SourcesState { by_address: BTreeMap::new(), direct: TokenBucket::full(Instant::now()) };
+        Self { waiting, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Admits a question of an address, which takes a place. An error says why it is refused.
-    pub(super) fn admit(&self, source: IpAddr) -> Result<WaitPermit, String> {
-        self.enter(source, true)
+    /// Admits a question about an address, which takes a place. An error says why it is refused.
+    pub(super) fn admit(&self, source: IpAddr, asker: Asker) -> Result<WaitPermit, String> {
+        self.enter(source, asker, true)
     }
 
-    /// Admits a question of an address that shares the place of another one.
-    pub(super) fn join(&self, source: IpAddr) -> Result<WaitPermit, String> {
-        self.enter(source, false)
+    /// Admits a question about an address that shares the place of another one.
+    pub(super) fn join(&self, source: IpAddr, asker: Asker) -> Result<WaitPermit, String> {
+        self.enter(source, asker, false)
     }
 
     /// Whether half of all places are taken.
@@ -65,45 +85,49 @@ impl Sources {
         self.waiting.get() >= MAX_WAITING / 2
     }
 
-    fn enter(&self, source: IpAddr, has_place: bool) -> Result<WaitPermit, String> {
+    fn enter(&self, source: IpAddr, asker: Asker, has_place: bool) -> Result<WaitPermit, String> {
         let now = Instant::now();
-        let mut sources = lock(&self.by_address);
-        if sources.len() >= MAX_SOURCES {
-            sources.retain(|_, source| source.waiting > 0 || !source.questions.is_full(now));
+        let mut state = lock(&self.state);
+        let SourcesState { by_address, direct } = &mut *state;
+        if by_address.len() >= MAX_SOURCES {
+            by_address.retain(|_, source| source.waiting > 0 || !source.questions.is_full(now));
         }
         if has_place && self.waiting.get() >= MAX_WAITING {
             return Err(format!("{MAX_WAITING} questions wait on this node already: try again"));
         }
-        if sources.len() >= MAX_SOURCES && !sources.contains_key(&source) {
+        if by_address.len() >= MAX_SOURCES && !by_address.contains_key(&source) {
             return Err("too many clients ask this node: try again".to_owned());
         }
         let is_scarce = has_place && self.is_scarce();
         let new = || Source { waiting: 0, questions: TokenBucket::full(now) };
-        let Source { waiting, questions } = sources.entry(source).or_insert_with(new);
+        let Source { waiting, questions } = by_address.entry(source).or_insert_with(new);
         let limit = if is_scarce { 1 } else { MAX_OF_POD };
         if *waiting >= limit {
             return Err(format!("{waiting} questions of {source} wait already: try again"));
+        }
+        if asker == Asker::Address && direct.take(DIRECT_QUESTIONS, now).is_err() {
+            return Err("clients ask this node too often: try again".to_owned());
         }
         if questions.take(QUESTIONS, now).is_err() {
             return Err(format!("{source} asks more than {} times in a row: try again in a second", QUESTIONS.burst));
         }
         *waiting += 1;
         self.waiting.inc_by(has_place.into());
-        Ok(WaitPermit { sources: self.clone(), source, has_place })
+        Ok(WaitPermit { sources: self.clone(), source, asker, has_place })
     }
 }
 
 impl WaitPermit {
-    /// Whether others may wait for the place.
+    /// Whether the place is to be left to others unless the address is that of a pod. What the node asks about is.
     pub(super) fn is_scarce(&self) -> bool {
-        self.sources.is_scarce()
+        self.asker == Asker::Address && self.sources.is_scarce()
     }
 }
 
 impl Drop for WaitPermit {
     fn drop(&mut self) {
         self.sources.waiting.dec_by(self.has_place.into());
-        if let Some(source) = lock(&self.sources.by_address).get_mut(&self.source) {
+        if let Some(source) = lock(&self.sources.state).by_address.get_mut(&self.source) {
             source.waiting -= 1;
         }
     }
@@ -113,29 +137,34 @@ impl Drop for WaitPermit {
 mod tests {
     use super::*;
 
+    /// What the kubelet asks.
+    fn ask(sources: &Sources, number: u16) -> Result<WaitPermit, String> {
+        sources.admit(pod(number), Asker::Node)
+    }
+
     fn pod(number: u16) -> IpAddr {
         IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, number])
     }
 
     #[tokio::test(start_paused = true)]
     async fn pods_of_one_prefix_do_not_take_the_questions_of_each_other() {
-        let sources = Sources::default();
-        let mut held: Vec<_> = (0..MAX_OF_POD).map(|_| sources.admit(pod(1)).unwrap()).collect();
-        assert!(sources.admit(pod(1)).unwrap_err().contains("fd00::1"));
-        held.extend((2..=6).flat_map(|number| [(); MAX_OF_POD].map(|()| sources.admit(pod(number)).unwrap())));
+        let sources = Sources::counted(Gauge::default());
+        let mut held: Vec<_> = (0..MAX_OF_POD).map(|_| ask(&sources, 1).unwrap()).collect();
+        assert!(ask(&sources, 1).unwrap_err().contains("fd00::1"));
+        held.extend((2..=6).flat_map(|number| [(); MAX_OF_POD].map(|()| ask(&sources, number).unwrap())));
         // Half of all places are taken: the others are for one question of a pod each.
-        held.push(sources.admit(pod(7)).unwrap());
-        assert!(sources.admit(pod(7)).unwrap_err().contains("1 questions"));
-        held.extend((8..=54).map(|number| sources.admit(pod(number)).unwrap()));
-        assert!(sources.admit(pod(55)).unwrap_err().contains("96"));
+        held.push(ask(&sources, 7).unwrap());
+        assert!(ask(&sources, 7).unwrap_err().contains("1 questions"));
+        held.extend((8..=54).map(|number| ask(&sources, number).unwrap()));
+        assert!(ask(&sources, 55).unwrap_err().contains("96"));
         held.truncate(1);
-        drop(sources.admit(pod(13)).unwrap());
+        drop(ask(&sources, 13).unwrap());
     }
 
     #[tokio::test(start_paused = true)]
     async fn questions_in_a_loop_are_refused() {
-        let sources = Sources::default();
-        let asked = |number| (0..100).filter(|_| sources.admit(pod(number)).is_ok()).count();
+        let sources = Sources::counted(Gauge::default());
+        let asked = |number| (0..100).filter(|_| ask(&sources, number).is_ok()).count();
         assert_eq!((asked(1), asked(2)), (10, 10));
         tokio::time::advance(Duration::from_secs(2)).await;
         assert_eq!(asked(1), 2);
@@ -143,11 +172,21 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn addresses_are_forgotten() {
-        let sources = Sources::default();
-        let asked = || (0..2000).filter(|number| sources.admit(pod(*number)).is_ok()).count();
+        let sources = Sources::counted(Gauge::default());
+        let asked = || (0..2000).filter(|number| ask(&sources, *number).is_ok()).count();
         assert_eq!(asked(), MAX_SOURCES);
         tokio::time::advance(Duration::from_secs(2)).await;
         assert_eq!(asked(), MAX_SOURCES);
-        assert!(lock(&sources.by_address).len() <= MAX_SOURCES);
+        assert!(lock(&sources.state).by_address.len() <= MAX_SOURCES);
+    }
+
+    /// The attack: a stranger with many addresses asks in a loop.
+    #[tokio::test(start_paused = true)]
+    async fn strangers_leave_questions_to_the_kubelet() {
+        let sources = Sources::counted(Gauge::default());
+        let admitted = (0..10_000).filter(|number| sources.admit(pod(*number), Asker::Address).is_ok()).count();
+        assert_eq!(admitted, DIRECT_QUESTIONS.burst as usize);
+        assert!(lock(&sources.state).by_address.len() <= MAX_SOURCES);
+        drop(ask(&sources, 20_000).unwrap());
     }
 }
