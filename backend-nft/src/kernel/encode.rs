@@ -3,13 +3,13 @@
 use backend::driver::Rejection;
 use netlink::{
     RejectedOperation,
-    nft::{self, NftBatch, Set, Table},
+    nft::{self, NftBatch, Table},
 };
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
     desired::table,
-    element::{Element, ElementData, Map},
+    element::{Element, ElementData},
     operation::{Elements, Operation},
 };
 
@@ -26,37 +26,14 @@ pub(super) struct Encoded<'a> {
     origins: Vec<(usize, &'a Elements, usize)>,
 }
 
-/// Tables and sets by which operations are addressed.
-#[derive(Debug)]
-pub(super) struct ObjectNames {
-    tables: PerFamily<Table>,
-    sets: PerFamily<Vec<Set>>,
-}
-
-impl ObjectNames {
-    pub(super) fn new() -> Self {
-        Self {
-            tables: PerFamily::from_fn(table),
-            sets: PerFamily::from_fn(|family| Map::ALL.map(|map| map.set(family)).into()),
-        }
-    }
-
-    pub(super) fn table(&self, family: IpFamily) -> &Table {
-        &self.tables[family]
-    }
-
-    pub(super) fn set(&self, family: IpFamily, map: Map) -> &Set {
-        &self.sets[family][map as usize]
-    }
-}
-
 // === impl Encoded ===
 
 impl<'a> Encoded<'a> {
-    pub(super) fn new(names: &ObjectNames, operations: &'a [(IpFamily, Operation)]) -> Self {
+    pub(super) fn new(operations: &'a [(IpFamily, Operation)]) -> Self {
+        let tables = PerFamily::from_fn(table);
         let mut encoded = Self { batch: NftBatch::new(), origins: Vec::new() };
         for (family, operation) in operations {
-            let table = names.table(*family);
+            let table = &tables[*family];
             let batch = &mut encoded.batch;
             match operation {
                 Operation::DeleteTable(name) => batch.delete_table(&Table::new(*family, name)),
@@ -69,10 +46,10 @@ impl<'a> Encoded<'a> {
                 Operation::DeleteSet(set) => batch.delete_set(table, set),
                 Operation::DeleteForeign(map, keys) => {
                     let keys = keys.iter().map(|key| nft::Element::key(key));
-                    batch.delete_elements(table, names.set(*family, *map), keys);
+                    batch.delete_elements(table, &map.set(*family), keys);
                 }
                 Operation::DeleteElements(map, elements) | Operation::AddElements(map, elements) => {
-                    let set = names.set(*family, *map);
+                    let set = &map.set(*family);
                     for (number, chunk) in elements.list.chunks(CHUNK).enumerate() {
                         encoded.origins.push((batch.len(), elements, number * CHUNK));
                         let fields: Vec<_> = chunk.iter().map(|element| (element.key(), element.value())).collect();

@@ -20,13 +20,9 @@ use netlink::{
 use proto::model::{IpFamily, PerFamily};
 use tracing::debug;
 
-use super::{
-    Kernel, Listing,
-    encode::{Encoded, ObjectNames},
-    serves,
-};
+use super::{Kernel, Listing, encode::Encoded, serves};
 use crate::{
-    desired::{EndpointKeys, is_own_table},
+    desired::{self, EndpointKeys, is_own_table},
     element::{ForgottenClients, MAX_AFFINE_CLIENTS, Map},
     operation::Operation,
 };
@@ -34,7 +30,7 @@ use crate::{
 /// The nf_tables of the network namespace in which it was opened.
 #[derive(Debug)]
 pub struct Netlink {
-    worker: WorkerThread<Worker>,
+    worker: WorkerThread<NftHandle>,
     watch: NfTablesWatch,
     /// The operations of a dry run, which executes none; `None`: this is no dry run.
     recorded: Option<Vec<(IpFamily, Operation)>>,
@@ -50,13 +46,6 @@ const MIN_LOOKED_UP: usize = 20_000;
 /// many service ports. That takes 20 ms.
 const MAX_FORGOTTEN: usize = 65_536;
 
-/// The state of the worker thread.
-#[derive(Debug)]
-struct Worker {
-    handle: NftHandle,
-    names: ObjectNames,
-}
-
 // === impl Netlink ===
 
 impl Netlink {
@@ -64,7 +53,7 @@ impl Netlink {
     pub(crate) fn open() -> Result<Self> {
         let handle = NftHandle::open().context("open a netlink socket")?;
         let watch = NfTablesWatch::open(Some(handle.port()), touched, |_| Ok(true))?;
-        let worker = WorkerThread::spawn("nftables", Worker { handle, names: ObjectNames::new() })?;
+        let worker = WorkerThread::spawn("nftables", handle)?;
         Ok(Self { worker, watch, recorded: None })
     }
 
@@ -82,10 +71,10 @@ impl Netlink {
 impl Kernel for Netlink {
     async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listing>> {
         self.watch.restart()?;
-        let list = move |worker: &mut Worker| {
+        let list = move |handle: &mut NftHandle| {
             let mut listings = PerFamily::<Listing>::default();
             for family in IpFamily::ALL {
-                let list = worker.list(family, &keys);
+                let list = list(handle, family, &keys);
                 listings[family] = list.with_context(|| format!("list the {family} tables"))?;
             }
             Ok(listings)
@@ -94,10 +83,10 @@ impl Kernel for Netlink {
     }
 
     async fn tables(&mut self) -> Result<Vec<(IpFamily, String)>> {
-        let tables = |worker: &mut Worker| {
+        let tables = |handle: &mut NftHandle| {
             let mut tables = Vec::new();
             for family in IpFamily::ALL {
-                tables.extend(worker.tables(family)?.into_iter().map(|table| (family, table.name)));
+                tables.extend(own_tables(handle, family)?.into_iter().map(|table| (family, table.name)));
             }
             Ok(tables)
         };
@@ -114,7 +103,7 @@ impl Kernel for Netlink {
         if is_large {
             self.watch.pause()?;
         }
-        let result = self.worker.run(move |worker| worker.commit(&operations)).await;
+        let result = self.worker.run(move |handle| commit(handle, &operations)).await;
         if is_large {
             self.watch.resume()?;
         }
@@ -129,10 +118,10 @@ impl Kernel for Netlink {
         if self.recorded.is_some() {
             return Ok(());
         }
-        let deletions = self.worker.run(move |worker| worker.deletions(&clients)).await??;
+        let deletions = self.worker.run(move |handle| deletions(handle, &clients)).await??;
         if !deletions.is_empty() {
             self.watch.pause()?;
-            let result = self.worker.run(move |worker| worker.delete(&deletions)).await;
+            let result = self.worker.run(move |handle| delete(handle, &deletions)).await;
             self.watch.resume()?;
             self.watch.committed(result??.into());
         }
@@ -155,111 +144,110 @@ fn touched(event: &NftEvent) -> Option<Touched> {
     IpFamily::ALL.into_iter().any(is_ours).then_some(Touched::Ours(object))
 }
 
-// === impl Worker ===
+/// Our tables, of any layout.
+fn own_tables(handle: &mut NftHandle, family: IpFamily) -> Result<Vec<nft::Table>> {
+    let mut tables = handle.tables(family).context("list tables")?;
+    tables.retain(|table| is_own_table(&table.name));
+    Ok(tables)
+}
 
-impl Worker {
-    /// Our tables, of any layout.
-    fn tables(&mut self, family: IpFamily) -> Result<Vec<nft::Table>> {
-        let mut tables = self.handle.tables(family).context("list tables")?;
-        tables.retain(|table| is_own_table(&table.name));
-        Ok(tables)
-    }
-
-    fn list(&mut self, family: IpFamily, keys: &EndpointKeys) -> Result<Listing> {
-        let mut listing = Listing::default();
-        for table in self.tables(family)? {
-            let chains = self.handle.chains(&table).context("list chains")?;
-            if table.name == self.names.table(family).name {
-                listing.chains = chains;
-                listing.table = Some(table);
-            } else {
-                listing.others.insert(table.name, serves(&chains));
-            }
-        }
-        let Some(table) = &listing.table else { return Ok(listing) };
-        listing.sets = self.handle.sets(table).context("list sets")?;
-        listing.rules = self.handle.rules(table).context("list rules")?;
-        for map in Map::ALL.into_iter().filter(|map| !map.is_written_by_rules()) {
-            let ours = self.names.set(family, map);
-            if listing.sets.contains(ours) && !self.lookup(family, map, keys, &mut listing)? {
-                self.dump(family, map, &mut listing)?;
-            }
-        }
-        Ok(listing)
-    }
-
-    /// Lists a large map by its keys, if it has exactly as many elements as it should have. `false` when it has other
-    /// ones.
-    fn lookup(&mut self, family: IpFamily, map: Map, keys: &EndpointKeys, listing: &mut Listing) -> Result<bool> {
-        let (len, table) = (keys.len(family, map), self.names.table(family));
-        let count = |handle: &mut NftHandle| handle.count(table, map.name());
-        if len < MIN_LOOKED_UP || count(&mut self.handle).context("count elements")? != u32::try_from(len).ok() {
-            return Ok(false);
-        }
-        let (keys, before) = (keys.of_map(family, map), listing.elements.len());
-        let visit = |element: nft::Element<'_>| listing.insert(map, family, &element);
-        match self.handle.get_elements(table, map.name(), keys, visit) {
-            Ok(()) => Ok(true),
-            Err(error) if error.is_not_found() || error.is_interrupted() => {
-                listing.elements.truncate(before);
-                listing.foreign.retain(|(of, _)| *of != map);
-                Ok(false)
-            }
-            Err(error) => Err(error).with_context(|| format!("look elements of {} up", map.name())),
+fn list(handle: &mut NftHandle, family: IpFamily, keys: &EndpointKeys) -> Result<Listing> {
+    let mut listing = Listing::default();
+    for table in own_tables(handle, family)? {
+        let chains = handle.chains(&table).context("list chains")?;
+        if table.name == desired::table(family).name {
+            listing.chains = chains;
+            listing.table = Some(table);
+        } else {
+            listing.others.insert(table.name, serves(&chains));
         }
     }
-
-    fn dump(&mut self, family: IpFamily, map: Map, listing: &mut Listing) -> Result<()> {
-        let table = self.names.table(family);
-        let visit = |found: &mut Listing, element: nft::Element<'_>| found.insert(map, family, &element);
-        let found = self.handle.elements(table, map.name(), Listing::default, visit);
-        let found = found.with_context(|| format!("list {}", map.name()))?;
-        listing.elements.extend(found.elements);
-        listing.foreign.extend(found.foreign);
-        Ok(())
-    }
-
-    /// The deletions of stored clients, from maps of which more than an eighth is full.
-    fn deletions(&mut self, clients: &[ForgottenClients]) -> Result<NftBatch> {
-        let mut batch = NftBatch::new();
-        for family in IpFamily::ALL {
-            let mut of_family = clients.iter().filter(|clients| clients.family == family).peekable();
-            if of_family.peek().is_none() {
-                continue;
-            }
-            let table = self.names.table(family);
-            let count = self.handle.count(table, Map::AffineClients.name()).context("count elements")?;
-            if count.is_some_and(|count| count > MAX_AFFINE_CLIENTS / 8) {
-                let keys: Vec<_> = of_family.flat_map(ForgottenClients::keys).take(MAX_FORGOTTEN).collect();
-                let elements = keys.iter().map(|key| nft::Element::key(key));
-                batch.destroy_elements(table, self.names.set(family, Map::AffineClients), elements);
-            }
+    let Some(table) = &listing.table else { return Ok(listing) };
+    listing.sets = handle.sets(table).context("list sets")?;
+    listing.rules = handle.rules(table).context("list rules")?;
+    for map in Map::ALL.into_iter().filter(|map| !map.is_written_by_rules()) {
+        if listing.sets.contains(&map.set(family)) && !lookup(handle, family, map, keys, &mut listing)? {
+            dump(handle, family, map, &mut listing)?;
         }
-        Ok(batch)
     }
+    Ok(listing)
+}
 
-    /// Whether there was anything to delete: a transaction that changes nothing is no generation.
-    fn delete(&mut self, deletions: &NftBatch) -> Result<bool> {
-        let before = self.handle.generation().context("read the nf_tables generation")?;
-        self.handle.commit(deletions).context("delete clients that no service port has")?;
-        Ok(self.handle.generation().context("read the nf_tables generation")? != before)
+/// Lists a large map by its keys, if it has exactly as many elements as it should have. `false` when it has other
+/// ones.
+fn lookup(
+    handle: &mut NftHandle,
+    family: IpFamily,
+    map: Map,
+    keys: &EndpointKeys,
+    listing: &mut Listing,
+) -> Result<bool> {
+    let (len, table) = (keys.len(family, map), &desired::table(family));
+    if len < MIN_LOOKED_UP || handle.count(table, map.name()).context("count elements")? != u32::try_from(len).ok() {
+        return Ok(false);
     }
-
-    fn commit(&mut self, operations: &[(IpFamily, Operation)]) -> Result<Result<Duration, Rejection>> {
-        let encoded = Encoded::new(&self.names, operations);
-        let (messages, bytes) = (encoded.batch.len(), encoded.batch.bytes());
-        let start = Instant::now();
-        let result = self.handle.commit(&encoded.batch);
-        let took = start.elapsed();
-        let took_us = took.as_micros() as u64;
-        debug!(messages, bytes, took_us, accepted = result.is_ok(), "committed a transaction");
-        let Err(error) = result else { return Ok(Ok(took)) };
-        match &error {
-            // Missing permissions or memory, or a concurrent change, do not depend on what is in the transaction.
-            Error::Rejected { operations, .. } if !error.is_not_permitted() && !error.is_interrupted() => {
-                Ok(Err(encoded.rejection(operations)))
-            }
-            _ => Err(anyhow::Error::new(error).context("commit a transaction")),
+    let (keys, before) = (keys.of_map(family, map), listing.elements.len());
+    let visit = |element: nft::Element<'_>| listing.insert(map, family, &element);
+    match handle.get_elements(table, map.name(), keys, visit) {
+        Ok(()) => Ok(true),
+        Err(error) if error.is_not_found() || error.is_interrupted() => {
+            listing.elements.truncate(before);
+            listing.foreign.retain(|(of, _)| *of != map);
+            Ok(false)
         }
+        Err(error) => Err(error).with_context(|| format!("look elements of {} up", map.name())),
+    }
+}
+
+fn dump(handle: &mut NftHandle, family: IpFamily, map: Map, listing: &mut Listing) -> Result<()> {
+    let visit = |found: &mut Listing, element: nft::Element<'_>| found.insert(map, family, &element);
+    let found = handle.elements(&desired::table(family), map.name(), Listing::default, visit);
+    let found = found.with_context(|| format!("list {}", map.name()))?;
+    listing.elements.extend(found.elements);
+    listing.foreign.extend(found.foreign);
+    Ok(())
+}
+
+/// The deletions of stored clients, from maps of which more than an eighth is full.
+fn deletions(handle: &mut NftHandle, clients: &[ForgottenClients]) -> Result<NftBatch> {
+    let mut batch = NftBatch::new();
+    for family in IpFamily::ALL {
+        let mut of_family = clients.iter().filter(|clients| clients.family == family).peekable();
+        if of_family.peek().is_none() {
+            continue;
+        }
+        let table = &desired::table(family);
+        let count = handle.count(table, Map::AffineClients.name()).context("count elements")?;
+        if count.is_some_and(|count| count > MAX_AFFINE_CLIENTS / 8) {
+            let keys: Vec<_> = of_family.flat_map(ForgottenClients::keys).take(MAX_FORGOTTEN).collect();
+            let elements = keys.iter().map(|key| nft::Element::key(key));
+            batch.destroy_elements(table, &Map::AffineClients.set(family), elements);
+        }
+    }
+    Ok(batch)
+}
+
+/// Whether there was anything to delete: a transaction that changes nothing is no generation.
+fn delete(handle: &mut NftHandle, deletions: &NftBatch) -> Result<bool> {
+    let before = handle.generation().context("read the nf_tables generation")?;
+    handle.commit(deletions).context("delete clients that no service port has")?;
+    Ok(handle.generation().context("read the nf_tables generation")? != before)
+}
+
+fn commit(handle: &mut NftHandle, operations: &[(IpFamily, Operation)]) -> Result<Result<Duration, Rejection>> {
+    let encoded = Encoded::new(operations);
+    let (messages, bytes) = (encoded.batch.len(), encoded.batch.bytes());
+    let start = Instant::now();
+    let result = handle.commit(&encoded.batch);
+    let took = start.elapsed();
+    let took_us = took.as_micros() as u64;
+    debug!(messages, bytes, took_us, accepted = result.is_ok(), "committed a transaction");
+    let Err(error) = result else { return Ok(Ok(took)) };
+    match &error {
+        // Missing permissions or memory, or a concurrent change, do not depend on what is in the transaction.
+        Error::Rejected { operations, .. } if !error.is_not_permitted() && !error.is_interrupted() => {
+            Ok(Err(encoded.rejection(operations)))
+        }
+        _ => Err(anyhow::Error::new(error).context("commit a transaction")),
     }
 }
