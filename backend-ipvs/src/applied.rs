@@ -7,11 +7,12 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use backend::{ServiceName, dataplane::Vip, driver::Applied};
+use iptables::ChainSpec;
 use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, PerFamily, Protocol, ServicePortFailure, ServicePortKey};
 
 use crate::{
-    desired::{Desired, Excess, Rules},
+    desired::{Desired, Excess},
     ids::{self, Ids},
     kernel::Rejected,
     mark::Mark,
@@ -24,7 +25,7 @@ use crate::{
 pub struct AppliedState {
     /// Our objects in the kernel.
     pub(crate) observed: Objects,
-    pub(crate) rules: PerFamily<Rules>,
+    pub(crate) rules: PerFamily<Vec<ChainSpec>>,
     /// The addresses of other devices.
     pub(crate) foreign_addresses: HashSet<IpAddr>,
     pub(crate) ids: Ids,
@@ -56,7 +57,7 @@ pub struct AppliedState {
 
 impl AppliedState {
     /// Without service ports.
-    pub(crate) fn new(observed: Objects, rules: PerFamily<Rules>, foreign_addresses: HashSet<IpAddr>) -> Self {
+    pub(crate) fn new(observed: Objects, rules: PerFamily<Vec<ChainSpec>>, foreign_addresses: HashSet<IpAddr>) -> Self {
         Self { observed, rules, foreign_addresses, is_reconciling: true, ..Self::default() }
     }
 

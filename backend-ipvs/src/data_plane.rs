@@ -18,6 +18,7 @@ use backend::{
     dataplane::{NodePortAddresses, Vip, VipKind, VipOwnership, vips},
     driver::{Change, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Synced, UsableFamilies},
 };
+use iptables::ChainSpec;
 use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, NodeInfo, PerFamily, ServicePort, ServicePortKey};
 use tokio::time::Instant;
@@ -25,7 +26,7 @@ use tokio::time::Instant;
 use crate::{
     applied::AppliedState,
     describe,
-    desired::{Context, Desired, Excess, Rules, desired, excess, rules},
+    desired::{Context, Desired, Excess, desired, excess, rules},
     ids::count_ids,
     kernel::{
         Kernel, Listing, Netlink, Ours, Prepared, UnusableFamily,
@@ -92,7 +93,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
     }
 
     /// Prepares the kernel for the families that it can program. Returns their rules, and the number of writes.
-    async fn prepare(&mut self, state: &NodeState) -> Result<(PerFamily<Rules>, usize)> {
+    async fn prepare(&mut self, state: &NodeState) -> Result<(PerFamily<Vec<ChainSpec>>, usize)> {
         let mut total = 0;
         loop {
             let rules = self.rules(state);
@@ -239,10 +240,10 @@ impl<K: Kernel> IpvsDataPlane<K> {
     }
 
     /// The rules; none of a family that the kernel cannot program.
-    fn rules(&self, state: &NodeState) -> PerFamily<Rules> {
+    fn rules(&self, state: &NodeState) -> PerFamily<Vec<ChainSpec>> {
         PerFamily::from_fn(|family| match self.families.contains(family) {
             true => rules(family, &self.settings.dataplane, state.node(), state.cluster()),
-            false => Rules::default(),
+            false => Vec::new(),
         })
     }
 }

@@ -10,7 +10,7 @@ mod service;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use rules::{Rules, TABLES, is_ours, rules};
+pub(crate) use rules::{TABLES, hooks, is_ours, rules};
 #[cfg(test)]
 pub(crate) use service::MAX_PERSISTENT_DESTINATIONS;
 pub(crate) use service::{Context, Desired, Excess, desired, excess};

@@ -17,10 +17,10 @@ use ::netlink::{ipset::IpsetEntry, ipvs::VirtualServerKey};
 use anyhow::Result;
 use backend::{InstalledObject, dataplane::Vip};
 use ipnet::IpNet;
+use iptables::ChainSpec;
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
-    desired::Rules,
     mark::Mark,
     object::{Object, Value},
     plan::{Objects, Operation},
@@ -35,7 +35,7 @@ pub(crate) const DEVICE: &str = backend::dataplane::IPVS_DEVICE;
 pub(crate) trait Kernel: Send + 'static {
     /// Creates the base objects that are missing: settings, sets, the device, rules. Those of a family without rules
     /// are left as they are.
-    fn prepare(&mut self, rules: PerFamily<Rules>) -> impl Future<Output = Result<Prepared>> + Send;
+    fn prepare(&mut self, rules: PerFamily<Vec<ChainSpec>>) -> impl Future<Output = Result<Prepared>> + Send;
 
     /// All our objects.
     fn list(&mut self, ours: Ours) -> impl Future<Output = Result<Listing>> + Send;
@@ -50,7 +50,7 @@ pub(crate) trait Kernel: Send + 'static {
     fn summary(&mut self) -> impl Future<Output = Result<Summary>> + Send;
 
     /// Whether the rules are what they should be.
-    fn has_rules(&mut self, rules: PerFamily<Rules>) -> impl Future<Output = Result<bool>> + Send;
+    fn has_rules(&mut self, rules: PerFamily<Vec<ChainSpec>>) -> impl Future<Output = Result<bool>> + Send;
 
     /// Whether a set of ours exists. Loads no module.
     fn is_programmed(&mut self) -> impl Future<Output = Result<bool>> + Send;

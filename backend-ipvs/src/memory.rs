@@ -12,12 +12,12 @@ use backend::{
     driver::Driver,
     testing::{ErrorDetail, Gate, MemoryKernel},
 };
+use iptables::ChainSpec;
 use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
     data_plane::IpvsDataPlane,
-    desired::Rules,
     kernel::{ConnectionCounts, Kernel, Listing, Ours, Prepared, Rejected, Summary, fake::Fake},
     object::{Object, Value, Weight},
     plan::Operation,
@@ -94,7 +94,7 @@ impl MemoryKernel for Memory {
 }
 
 impl Kernel for Gated {
-    async fn prepare(&mut self, rules: PerFamily<Rules>) -> Result<Prepared> {
+    async fn prepare(&mut self, rules: PerFamily<Vec<ChainSpec>>) -> Result<Prepared> {
         self.gate.pass().await?;
         self.kernel.prepare(rules).await
     }
@@ -121,7 +121,7 @@ impl Kernel for Gated {
         self.kernel.summary().await
     }
 
-    async fn has_rules(&mut self, rules: PerFamily<Rules>) -> Result<bool> {
+    async fn has_rules(&mut self, rules: PerFamily<Vec<ChainSpec>>) -> Result<bool> {
         self.kernel.has_rules(rules).await
     }
 

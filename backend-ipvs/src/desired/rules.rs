@@ -25,21 +25,6 @@ use crate::{
     set::{SetContent, SetId},
 };
 
-/// All rules of a family.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Rules {
-    pub(crate) chains: Vec<ChainSpec>,
-    /// Each is inserted at the beginning of its chain, in this order.
-    pub(crate) hooks: Vec<Hook>,
-}
-
-impl Rules {
-    /// Whether there are none: the kernel cannot program the family.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.chains.is_empty()
-    }
-}
-
 /// The tables with chains of ours.
 pub(crate) const TABLES: [Table; 3] = [Table::Mangle, Table::Filter, Table::Nat];
 
@@ -57,11 +42,16 @@ pub(crate) fn is_ours(chain: &str) -> bool {
     [MAIN, PORTS, MASQ, END, REJECT, UNUSED, FORWARD, DRAINED].contains(&chain)
 }
 
-/// The rules of a family on a node.
-pub(crate) fn rules(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo, cluster: &ClusterInfo) -> Rules {
+/// Our chains of a family on a node.
+pub(crate) fn rules(
+    family: IpFamily,
+    options: &DataplaneOptions,
+    node: &NodeInfo,
+    cluster: &ClusterInfo,
+) -> Vec<ChainSpec> {
     let writer = Writer { family, options, node };
     let chain = |table, name: &str, rules| ChainSpec { table, name: name.to_owned(), rules };
-    let chains = vec![
+    vec![
         chain(Table::Mangle, MAIN, writer.marks()),
         chain(Table::Mangle, PORTS, writer.node_ports()),
         chain(Table::Mangle, MASQ, writer.masquerade_decisions()),
@@ -79,11 +69,11 @@ pub(crate) fn rules(family: IpFamily, options: &DataplaneOptions, node: &NodeInf
         chain(Table::Filter, REJECT, writer.reject()),
         chain(Table::Filter, UNUSED, writer.unused_service_ips(cluster)),
         chain(Table::Filter, FORWARD, vec!["-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT".to_owned()]),
-    ];
-    Rules { chains, hooks: hooks() }
+    ]
 }
 
-fn hooks() -> Vec<Hook> {
+/// The rules that jump to our chains. Each is inserted at the beginning of its chain, in this order.
+pub(crate) fn hooks() -> Vec<Hook> {
     let new = "-m conntrack --ctstate NEW -j";
     let hook = |table, chain, rule: String| Hook { table, chain, rule };
     vec![

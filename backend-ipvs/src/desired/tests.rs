@@ -186,7 +186,7 @@ fn rules_are_as_iptables_prints_them() {
     let state = mk_state().service_cidrs(["10.96.0.0/16"]).build();
     let rules = rules(IpFamily::V4, &options, state.node(), state.cluster());
     let of = |table, name: &str| {
-        rules.chains.iter().find(|chain| chain.table == table && chain.name == name).unwrap().rules.clone()
+        rules.iter().find(|chain| chain.table == table && chain.name == name).unwrap().rules.clone()
     };
     let expected = [
         "-m mark --mark 0xfa000000/0xff000000 -j RETURN",
@@ -225,7 +225,7 @@ fn rules_are_as_iptables_prints_them() {
     let expected = ["-m mark --mark 0xfa00000c -j ACCEPT", "-m mark --mark 0xfa000004 -j FAIRLEAD-IPVS-REJECT"];
     assert_eq!(of(Table::Filter, "FAIRLEAD-IPVS"), expected);
     assert_eq!(of(Table::Filter, "FAIRLEAD-IPVS-NOBODY"), ["-d 10.96.0.0/16 -j DROP"]);
-    assert!(rules.hooks.iter().all(|hook| hook.rule.contains("FAIRLEAD-IPVS")));
+    assert!(hooks().iter().all(|hook| hook.rule.contains("FAIRLEAD-IPVS")));
 }
 
 /// The node of these states has the pod CIDRs 10.244.1.0/24 and fd00:244:1::/64.
@@ -235,9 +235,9 @@ fn connections_of_the_node_to_the_drained_port_of_its_pods_lead_to_the_backend()
         let drained_port = std::num::NonZeroU16::new(port);
         let options = DataplaneOptions { local_detector, drained_port, ..DataplaneOptions::default() };
         let state = mk_state().build();
-        let Rules { chains, hooks } = rules(family, &options, state.node(), state.cluster());
+        let chains = rules(family, &options, state.node(), state.cluster());
         let is_hook = |hook: &iptables::Hook| (hook.table, hook.chain) == (Table::Nat, "OUTPUT");
-        assert!(hooks.iter().any(|hook| is_hook(hook) && hook.rule == "-j FAIRLEAD-IPVS-DRAINED"));
+        assert!(hooks().iter().any(|hook| is_hook(hook) && hook.rule == "-j FAIRLEAD-IPVS-DRAINED"));
         chains.into_iter().find(|chain| chain.name == "FAIRLEAD-IPVS-DRAINED").unwrap().rules
     };
     let to =

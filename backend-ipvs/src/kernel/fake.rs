@@ -9,12 +9,12 @@ use std::{
 
 use anyhow::Result;
 use backend::InstalledObject;
+use iptables::ChainSpec;
 use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, PerFamily};
 
 use super::{ConnectionCounts, Connections, Kernel, Listing, Ours, Prepared, Rejected, Summary, UnusableFamily};
 use crate::{
-    desired::Rules,
     object::{Object, Value},
     plan::{Objects, Operation, destinations},
     set::SetId,
@@ -27,7 +27,7 @@ pub(crate) struct Fake(Arc<Mutex<Inner>>);
 #[derive(Debug, Default)]
 struct Inner {
     /// The rules of the base objects, once they exist.
-    rules: Option<PerFamily<Rules>>,
+    rules: Option<PerFamily<Vec<ChainSpec>>>,
     objects: Objects,
     /// The connections of each destination.
     connections: HashMap<(VirtualServerKey, SocketAddr), u32>,
@@ -138,7 +138,7 @@ impl Fake {
 }
 
 impl Kernel for Fake {
-    async fn prepare(&mut self, rules: PerFamily<Rules>) -> Result<Prepared> {
+    async fn prepare(&mut self, rules: PerFamily<Vec<ChainSpec>>) -> Result<Prepared> {
         let mut inner = self.lock();
         let is_used = |family: &IpFamily| !rules[*family].is_empty();
         if let Some(family) = inner.unusable.filter(is_used) {
@@ -219,7 +219,7 @@ impl Kernel for Fake {
         Ok(summary)
     }
 
-    async fn has_rules(&mut self, rules: PerFamily<Rules>) -> Result<bool> {
+    async fn has_rules(&mut self, rules: PerFamily<Vec<ChainSpec>>) -> Result<bool> {
         Ok(self.lock().rules.as_ref() == Some(&rules))
     }
 

@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use backend::{Difference, InstalledObject, driver::WorkerThread};
+use iptables::ChainSpec;
 use netlink::{
     ipset,
     ipvs::{self, Destination, VirtualServerKey},
@@ -24,7 +25,6 @@ use super::{
     rules::{self, Iptables},
 };
 use crate::{
-    desired::Rules,
     mark::Mark,
     object::{Object, Value, Weight},
     plan::{Objects, Operation},
@@ -70,7 +70,7 @@ pub(crate) fn open(settings: &Settings) -> Result<Netlink> {
 }
 
 impl Kernel for Netlink {
-    async fn prepare(&mut self, rules: PerFamily<Rules>) -> Result<Prepared> {
+    async fn prepare(&mut self, rules: PerFamily<Vec<ChainSpec>>) -> Result<Prepared> {
         self.run(move |worker| worker.prepare(&rules)).await?
     }
 
@@ -90,7 +90,7 @@ impl Kernel for Netlink {
         self.run(Worker::summary).await?
     }
 
-    async fn has_rules(&mut self, rules: PerFamily<Rules>) -> Result<bool> {
+    async fn has_rules(&mut self, rules: PerFamily<Vec<ChainSpec>>) -> Result<bool> {
         self.run(move |worker| worker.iptables.has(&rules)).await?
     }
 

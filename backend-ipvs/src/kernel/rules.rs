@@ -3,10 +3,10 @@
 
 use anyhow::Result;
 use backend::read_rules;
-use iptables::{Program, Ruleset, SavedRules, Script, Table, Tools, VariantSelection, block_on, save_all};
+use iptables::{ChainSpec, Program, Ruleset, SavedRules, Script, Table, Tools, VariantSelection, block_on, save_all};
 use proto::model::{IpFamily, PerFamily};
 
-use crate::desired::{Rules, TABLES, is_ours};
+use crate::desired::{TABLES, hooks, is_ours};
 
 /// The iptables of a node. Blocks; belongs to a thread without an async runtime.
 #[derive(Debug)]
@@ -20,11 +20,11 @@ impl Iptables {
     }
 
     /// What makes the rules of a family what they should be; `None` without iptables for this family.
-    pub(super) fn script(&mut self, family: IpFamily, rules: &Rules) -> Result<Option<Script>> {
+    pub(super) fn script(&mut self, family: IpFamily, rules: &[ChainSpec]) -> Result<Option<Script>> {
         let Some(saved) = block_on(self.0.save(family))? else { return Ok(None) };
         let observed = Ruleset::parse(&saved)?;
         observed.ensure_readable(&TABLES)?;
-        Ok(Some(observed.script_to(&rules.chains, &rules.hooks)))
+        Ok(Some(observed.script_to(rules, &hooks())))
     }
 
     pub(super) fn restore(&mut self, family: IpFamily, script: &Script) -> Result<()> {
@@ -37,7 +37,7 @@ impl Iptables {
     }
 
     /// Whether the rules are what they should be. Those of a family without rules may be any.
-    pub(super) fn has(&mut self, rules: &PerFamily<Rules>) -> Result<bool> {
+    pub(super) fn has(&mut self, rules: &PerFamily<Vec<ChainSpec>>) -> Result<bool> {
         for (family, rules) in rules.iter().filter(|(_, rules)| !rules.is_empty()) {
             if !self.script(family, rules)?.is_some_and(|script| script.is_empty()) {
                 return Ok(false);

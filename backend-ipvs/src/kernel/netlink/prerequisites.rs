@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use backend::{Difference, DifferenceKind};
+use iptables::ChainSpec;
 use netlink::{ipvs, rtnl};
 use proto::model::{IpFamily, PerFamily};
 use tracing::debug;
@@ -16,7 +17,7 @@ use super::{
     super::{Prepared, UnusableFamily},
     DEVICE, Worker,
 };
-use crate::{desired::Rules, set::SetId, settings::Arp};
+use crate::{set::SetId, settings::Arp};
 
 /// See `Documentation/networking/ipvs-sysctl.rst`.
 const IPVS: [(&str, &str); 3] = [
@@ -67,7 +68,7 @@ impl Missing {
 
 impl Worker {
     /// See [`super::Kernel::prepare`].
-    pub(super) fn prepare(&mut self, rules: &PerFamily<Rules>) -> Result<Prepared> {
+    pub(super) fn prepare(&mut self, rules: &PerFamily<Vec<ChainSpec>>) -> Result<Prepared> {
         if self.dry_run.is_none() {
             // Loads the module.
             self.ipvs()?;
@@ -98,9 +99,9 @@ impl Worker {
 
     /// The prerequisites that [`Self::prepare`] would create or change, in this order, and the families that cannot be
     /// prepared. Changes nothing and loads no module.
-    fn missing(&mut self, rules: &PerFamily<Rules>) -> Result<(Vec<Missing>, Vec<UnusableFamily>)> {
+    fn missing(&mut self, rules: &PerFamily<Vec<ChainSpec>>) -> Result<(Vec<Missing>, Vec<UnusableFamily>)> {
         let (mut missing, mut unusable) = (Vec::new(), Vec::new());
-        let mut rules = PerFamily::from_fn(|family| Some(&rules[family]).filter(|rules| !rules.is_empty()));
+        let mut rules = PerFamily::from_fn(|family| Some(&*rules[family]).filter(|rules| !rules.is_empty()));
         if rules.v6.is_some()
             && let Some(reason) = ipv6_is_disabled()
         {
@@ -136,7 +137,7 @@ impl Worker {
     }
 
     /// The sets of the families with rules.
-    fn missing_sets(&mut self, rules: &PerFamily<Option<&Rules>>) -> Result<Vec<Missing>> {
+    fn missing_sets(&mut self, rules: &PerFamily<Option<&[ChainSpec]>>) -> Result<Vec<Missing>> {
         let observed = self.observed_sets()?;
         let is_missing = |set: &SetId| rules[set.family].is_some() && !observed.contains(set);
         let missing = |set: SetId| {
@@ -151,7 +152,7 @@ impl Worker {
     }
 
     /// The rules of a family. An error: it cannot be prepared.
-    fn missing_rules(&mut self, family: IpFamily, rules: &Rules) -> Result<Option<Missing>, UnusableFamily> {
+    fn missing_rules(&mut self, family: IpFamily, rules: &[ChainSpec]) -> Result<Option<Missing>, UnusableFamily> {
         let script = match self.iptables.script(family, rules) {
             Ok(Some(script)) => script,
             Ok(None) => {
