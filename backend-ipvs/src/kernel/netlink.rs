@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use backend::{Difference, InstalledObject, driver::WorkerThread};
-use iptables::ChainSpec;
+use iptables::{ChainSpec, Tools};
 use netlink::{
     ipset,
     ipvs::{self, Destination, VirtualServerKey},
@@ -20,10 +20,7 @@ use netlink::{
 };
 use proto::model::PerFamily;
 
-use super::{
-    ConnectionCounts, Connections, DEVICE, Kernel, Listing, Ours, Prepared, Rejected, Summary,
-    rules::{self, Iptables},
-};
+use super::{ConnectionCounts, Connections, DEVICE, Kernel, Listing, Ours, Prepared, Rejected, Summary, rules};
 use crate::{
     mark::Mark,
     object::{Object, Value, Weight},
@@ -45,7 +42,7 @@ pub struct Worker {
     /// Opened on first use, because that loads the module.
     ipvs: Option<ipvs::IpvsHandle>,
     ipset: ipset::IpsetHandle,
-    iptables: Iptables,
+    iptables: Tools,
     /// See [`Settings::timeouts`].
     timeouts: ipvs::IpvsTimeouts,
     /// See [`Settings::arp`].
@@ -64,7 +61,7 @@ pub(crate) struct DryRun {
 /// Opens the network namespace of the calling thread.
 pub(crate) fn open(settings: &Settings) -> Result<Netlink> {
     let ipset = ipset::IpsetHandle::open().context("open a socket for sets")?;
-    let iptables = Iptables::new(settings.iptables.clone());
+    let iptables = Tools::new(settings.iptables.clone());
     let Settings { timeouts, arp, .. } = *settings;
     WorkerThread::spawn("ipvs", Worker { ipvs: None, ipset, iptables, timeouts, arp, dry_run: None })
 }
@@ -91,7 +88,7 @@ impl Kernel for Netlink {
     }
 
     async fn has_rules(&mut self, rules: PerFamily<Vec<ChainSpec>>) -> Result<bool> {
-        self.run(move |worker| worker.iptables.has(&rules)).await?
+        self.run(move |worker| rules::are_complete(&mut worker.iptables, &rules)).await?
     }
 
     async fn is_programmed(&mut self) -> Result<bool> {

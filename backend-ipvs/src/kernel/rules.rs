@@ -3,48 +3,28 @@
 
 use anyhow::Result;
 use backend::read_rules;
-use iptables::{ChainSpec, Program, Ruleset, SavedRules, Script, Table, Tools, VariantSelection, block_on, save_all};
+use iptables::{ChainSpec, Program, Ruleset, SavedRules, Script, Table, Tools, block_on, save_all};
 use proto::model::{IpFamily, PerFamily};
 
 use crate::desired::{TABLES, hooks, is_ours};
 
-/// The iptables of a node. Blocks; belongs to a thread without an async runtime.
-#[derive(Debug)]
-pub(super) struct Iptables(Tools);
+/// What makes the rules of a family what they should be; `None` without iptables for this family. Blocks; belongs on a
+/// thread without an async runtime.
+pub(super) fn script(tools: &mut Tools, family: IpFamily, rules: &[ChainSpec]) -> Result<Option<Script>> {
+    let Some(saved) = block_on(tools.save(family))? else { return Ok(None) };
+    let observed = Ruleset::parse(&saved)?;
+    observed.ensure_readable(&TABLES)?;
+    Ok(Some(observed.script_to(rules, &hooks())))
+}
 
-// === impl Iptables ===
-
-impl Iptables {
-    pub(super) fn new(variant: VariantSelection) -> Self {
-        Self(Tools::new(variant))
-    }
-
-    /// What makes the rules of a family what they should be; `None` without iptables for this family.
-    pub(super) fn script(&mut self, family: IpFamily, rules: &[ChainSpec]) -> Result<Option<Script>> {
-        let Some(saved) = block_on(self.0.save(family))? else { return Ok(None) };
-        let observed = Ruleset::parse(&saved)?;
-        observed.ensure_readable(&TABLES)?;
-        Ok(Some(observed.script_to(rules, &hooks())))
-    }
-
-    pub(super) fn restore(&mut self, family: IpFamily, script: &Script) -> Result<()> {
-        block_on(async { Ok(self.0.restore(family, script).await?) })
-    }
-
-    /// Whether the variant is to be detected again, because the kernel does not support it.
-    pub(super) fn has_lost_variant(&self) -> bool {
-        self.0.detected().is_none()
-    }
-
-    /// Whether the rules are what they should be. Those of a family without rules may be any.
-    pub(super) fn has(&mut self, rules: &PerFamily<Vec<ChainSpec>>) -> Result<bool> {
-        for (family, rules) in rules.iter().filter(|(_, rules)| !rules.is_empty()) {
-            if !self.script(family, rules)?.is_some_and(|script| script.is_empty()) {
-                return Ok(false);
-            }
+/// Whether the rules are what they should be. Those of a family without rules may be any.
+pub(super) fn are_complete(tools: &mut Tools, rules: &PerFamily<Vec<ChainSpec>>) -> Result<bool> {
+    for (family, rules) in rules.iter().filter(|(_, rules)| !rules.is_empty()) {
+        if !script(tools, family, rules)?.is_some_and(|script| script.is_empty()) {
+            return Ok(false);
         }
-        Ok(true)
     }
+    Ok(true)
 }
 
 /// The number of our chains, by program and family; of programs that are installed.

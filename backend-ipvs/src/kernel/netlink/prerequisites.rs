@@ -8,13 +8,13 @@ use std::{
 
 use anyhow::{Context, Result};
 use backend::{Difference, DifferenceKind};
-use iptables::ChainSpec;
+use iptables::{ChainSpec, block_on};
 use netlink::{ipvs, rtnl};
 use proto::model::{IpFamily, PerFamily};
 use tracing::debug;
 
 use super::{
-    super::{Prepared, UnusableFamily},
+    super::{Prepared, UnusableFamily, rules},
     DEVICE, Worker,
 };
 use crate::{set::SetId, settings::Arp};
@@ -85,7 +85,8 @@ impl Worker {
         for Missing { writes, family, supply, .. } in missing {
             match (supply(self), family) {
                 (Ok(()), _) => prepared.writes += writes,
-                (Err(error), Some(_)) if self.iptables.has_lost_variant() => return Err(error),
+                // The variant is to be detected again, because the kernel does not support it.
+                (Err(error), Some(_)) if self.iptables.detected().is_none() => return Err(error),
                 (Err(error), Some(family)) => {
                     if prepared.unusable.iter().all(|of| of.family != family) {
                         prepared.unusable.push(unusable_family(family, format!("{error:#}"), false));
@@ -153,7 +154,7 @@ impl Worker {
 
     /// The rules of a family. An error: it cannot be prepared.
     fn missing_rules(&mut self, family: IpFamily, rules: &[ChainSpec]) -> Result<Option<Missing>, UnusableFamily> {
-        let script = match self.iptables.script(family, rules) {
+        let script = match rules::script(&mut self.iptables, family, rules) {
             Ok(Some(script)) => script,
             Ok(None) => {
                 let program = PerFamily { v4: "iptables", v6: "ip6tables" }[family];
@@ -167,7 +168,7 @@ impl Worker {
         }
         let object = format!("{lines} lines of the {family} chains FAIRLEAD-IPVS*");
         let supply = move |worker: &mut Worker| {
-            let restored = worker.iptables.restore(family, &script);
+            let restored = block_on(async { Ok(worker.iptables.restore(family, &script).await?) });
             restored.with_context(|| format!("write the rules of {family}"))
         };
         let missing = Missing::new(DifferenceKind::Change, "iptables", object, supply);
