@@ -64,9 +64,9 @@ use kernel::{
 };
 #[cfg(feature = "testing")]
 pub use memory::Memory;
-pub use netlink::ipvs::IpvsTimeouts;
+pub use netlink::ipvs::{IpvsTimeouts, VirtualServerKey};
 pub use settings::{Arp, Settings};
-pub use view::{Destination, ServerMatch, VirtualServer};
+pub use view::{Destination, VirtualServer};
 
 /// The IPVS backend.
 pub type Ipvs = Driver<IpvsDataPlane<Netlink>>;

@@ -35,23 +35,15 @@ pub struct VirtualServer {
     pub family: IpFamily,
     /// Its protocol.
     pub protocol: Protocol,
-    /// The packets that it receives.
-    pub at: ServerMatch,
+    /// The packets that it receives: those to a VIP and its port, or to an address of the node and a node port; or those
+    /// with a mark, which our sets give them.
+    pub at: VirtualServerKey,
     /// The VIPs in our sets that lead to it; empty for a virtual server at an address.
     pub vips: BTreeSet<Vip>,
     /// The kernel's name of its scheduler, such as `rr`.
     pub scheduler: Arc<str>,
     /// Its destinations.
     pub destinations: Vec<Destination>,
-}
-
-/// The packets that a virtual server receives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ServerMatch {
-    /// Those to a VIP and its port, or to an address of the node and a node port.
-    Address(SocketAddr),
-    /// Those with this mark, which our sets give them.
-    FwMark(u32),
 }
 
 /// A destination of a virtual server.
@@ -77,11 +69,9 @@ pub(crate) fn view(objects: &Objects, connections: &ConnectionCounts) -> Vec<Vir
         _ => None,
     });
     let view = servers.filter_map(|(server, scheduling)| {
-        let (at, vips) = match server {
-            VirtualServerKey::Address(_, address) => (ServerMatch::Address(address), BTreeSet::new()),
-            VirtualServerKey::FwMark(family, mark) => {
-                (ServerMatch::FwMark(mark), vips.remove(&(family, Mark::from_raw(mark)?)).unwrap_or_default())
-            }
+        let vips = match server {
+            VirtualServerKey::Address(..) => BTreeSet::new(),
+            VirtualServerKey::FwMark(family, mark) => vips.remove(&(family, Mark::from_raw(mark)?)).unwrap_or_default(),
         };
         let destinations = destinations(objects, server).filter_map(|(object, value)| match (object, value) {
             (Object::Destination(_, address), Value::Weight(weight)) => {
@@ -92,7 +82,7 @@ pub(crate) fn view(objects: &Objects, connections: &ConnectionCounts) -> Vec<Vir
         Some(VirtualServer {
             family: Object::Server(server).family(),
             protocol: protocol(&server)?,
-            at,
+            at: server,
             vips,
             scheduler: scheduling.scheduler.clone(),
             destinations: destinations.collect(),

@@ -40,9 +40,9 @@ async fn list_after(history: [&[&str]; 2]) -> Vec<VirtualServer> {
 async fn a_virtual_server_for_a_mark_lists_its_vips() {
     let servers = list_after([&[ONE], &[ONE]]).await;
     let [at_address, at_mark] = &servers[..] else { panic!("{servers:?}") };
-    assert_eq!(at_address.at, ServerMatch::Address("10.96.0.1:80".parse().unwrap()));
+    assert_eq!(at_address.at, VirtualServerKey::Address(Protocol::Tcp, "10.96.0.1:80".parse().unwrap()));
     assert_eq!(at_address.vips, BTreeSet::new());
-    assert!(matches!(at_mark.at, ServerMatch::FwMark(mark) if Mark::from_raw(mark).is_some()), "{at_mark:?}");
+    assert!(matches!(at_mark.at, VirtualServerKey::FwMark(_, mark) if Mark::from_raw(mark).is_some()), "{at_mark:?}");
     assert_eq!(
         at_mark.vips,
         BTreeSet::from([Vip::NodePort { port: 30_080, protocol: Protocol::Tcp }]),

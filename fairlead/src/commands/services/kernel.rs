@@ -5,7 +5,7 @@ use std::fmt::Display;
 
 use anyhow::{Context as _, Result};
 use backend::dataplane::Vip;
-use backend_ipvs::{Destination, ServerMatch, VirtualServer};
+use backend_ipvs::{Destination, VirtualServer, VirtualServerKey};
 use proto::convert::unix_micros;
 use serde_json::{Value, json};
 
@@ -38,8 +38,8 @@ fn table(servers: &[VirtualServer]) -> Table {
         Table::new(&["VIRTUAL SERVER", "VIPS", "SCHEDULER", "DESTINATION", "WEIGHT", "ACTIVE", "INACTIVE", "STATE"]);
     for server in servers {
         let at = match server.at {
-            ServerMatch::Address(address) => format!("{} {address}", server.protocol),
-            ServerMatch::FwMark(mark) => format!("{} {} mark {mark:#x}", server.protocol, server.family),
+            VirtualServerKey::Address(_, address) => format!("{} {address}", server.protocol),
+            VirtualServerKey::FwMark(_, mark) => format!("{} {} mark {mark:#x}", server.protocol, server.family),
         };
         let (vips, scheduler) = (join(server.vips.iter().map(vip)), &server.scheduler);
         if server.destinations.is_empty() {
@@ -57,8 +57,8 @@ fn table(servers: &[VirtualServer]) -> Table {
 
 fn to_json(server: &VirtualServer) -> Value {
     let (address, mark) = match server.at {
-        ServerMatch::Address(address) => (Some(address), None),
-        ServerMatch::FwMark(mark) => (None, Some(mark)),
+        VirtualServerKey::Address(_, address) => (Some(address), None),
+        VirtualServerKey::FwMark(_, mark) => (None, Some(mark)),
     };
     let destinations = server.destinations.iter().map(|destination| {
         let Destination { address, weight, active, inactive, draining_until } = destination;
@@ -113,7 +113,7 @@ mod tests {
         let at_address = VirtualServer {
             family: IpFamily::V4,
             protocol: Protocol::Tcp,
-            at: ServerMatch::Address("10.96.0.1:80".parse().unwrap()),
+            at: VirtualServerKey::Address(Protocol::Tcp, "10.96.0.1:80".parse().unwrap()),
             vips: BTreeSet::new(),
             scheduler: "rr".into(),
             destinations: vec![destination("10.244.1.11:8080", 1, 17, 240), draining],
@@ -123,7 +123,7 @@ mod tests {
         let at_mark = VirtualServer {
             family: IpFamily::V6,
             protocol,
-            at: ServerMatch::FwMark(0xfa00_0019),
+            at: VirtualServerKey::FwMark(IpFamily::V6, 0xfa00_0019),
             vips: [vip, Vip::NodePort { port: 30_053, protocol }].into(),
             scheduler: "mh".into(),
             destinations: Vec::new(),
