@@ -67,7 +67,7 @@ pub(crate) struct HealthCheckServers {
     connections: HttpConnections,
     addresses: NodePortAddresses,
     /// Lists the addresses of the node's interfaces, without VIPs. Blocks.
-    pub(super) list_addresses: ListAddresses,
+    pub(super) list_addresses: fn() -> io::Result<HashSet<IpAddr>>,
     listing: Repeated,
     list_backoff: Backoff,
     /// How many may be open. Further ones wait until others are closed.
@@ -79,8 +79,6 @@ pub(crate) struct HealthCheckServers {
     /// The ports that cannot be opened.
     failures: watch::Sender<Vec<ServicePortFailure>>,
 }
-
-type ListAddresses = fn() -> io::Result<HashSet<IpAddr>>;
 
 /// A port at an address of the node, or at the unspecified one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -44,10 +44,8 @@ struct Missing {
     writes: usize,
     /// The family that needs it; `None`: both.
     family: Option<IpFamily>,
-    supply: Supply,
+    supply: Box<dyn FnOnce(&mut Worker) -> Result<()>>,
 }
-
-type Supply = Box<dyn FnOnce(&mut Worker) -> Result<()>>;
 
 // === impl Missing ===
 
