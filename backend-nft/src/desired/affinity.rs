@@ -29,19 +29,10 @@
 use std::time::Duration;
 
 use netlink::nft::{CtDirection, CtKey, DynsetOp, Expr, Register, Rule};
-use proto::model::IpFamily;
+use proto::model::{IpFamily, TrafficPolicy};
 
 use super::rule::{RuleBuilder, lookup, padding};
 use crate::element::{Affinity, Map, PoolChain};
-
-/// The maps and sets of one kind of pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct AffinityMaps {
-    /// Slot to endpoint.
-    pub(super) endpoints: Map,
-    /// The endpoints of the pool.
-    pub(super) live: Map,
-}
 
 /// The registers of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,16 +47,33 @@ struct RegisterLayout {
 
 const CLIENTS: Map = Map::AffineClients;
 
+/// The map with the endpoints of a pool for this policy, by slot.
+pub(super) const fn endpoints(policy: TrafficPolicy) -> Map {
+    match policy {
+        TrafficPolicy::Cluster => Map::AffineEndpoints,
+        TrafficPolicy::Local => Map::LocalAffineEndpoints,
+    }
+}
+
+/// The set with the same endpoints.
+pub(super) const fn live(policy: TrafficPolicy) -> Map {
+    match policy {
+        TrafficPolicy::Cluster => Map::Live,
+        TrafficPolicy::Local => Map::LocalLive,
+    }
+}
+
 /// The rules of a chain with session affinity. `aliases`: the map from a VIP to the key of its pool; `pool`: the chain
 /// without affinity.
 pub(super) fn rules(
     family: IpFamily,
     aliases: Option<Map>,
-    AffinityMaps { endpoints, live }: AffinityMaps,
+    policy: TrafficPolicy,
     Affinity { timeout, buckets }: Affinity,
     pool: PoolChain,
 ) -> Vec<Rule> {
     let timeout = Duration::from_secs(timeout.get().into());
+    let (endpoints, live) = (endpoints(policy), live(policy));
     let (builder, layout) = load_key(family, aliases);
     let known = builder
         .load_client_bucket(layout.end, buckets.get())

@@ -14,10 +14,7 @@ use backend::dataplane::{EffectiveOptions, Masquerade};
 use netlink::nft::Rule;
 use proto::model::{IpFamily, TrafficPolicy};
 
-use super::{
-    affinity::{self, AffinityMaps},
-    rule::RuleBuilder,
-};
+use super::{affinity, rule::RuleBuilder};
 use crate::element::{Map, PoolChain, PoolChainKind};
 
 /// The map with the endpoints of a pool for this policy and size.
@@ -25,14 +22,6 @@ pub(crate) const fn endpoints(policy: TrafficPolicy, count: u32) -> Map {
     match policy {
         TrafficPolicy::Cluster => Map::endpoints(count),
         TrafficPolicy::Local => Map::LocalEndpoints,
-    }
-}
-
-/// The maps and sets for session affinity with a pool for this policy.
-pub(super) const fn affinity_maps(policy: TrafficPolicy) -> AffinityMaps {
-    match policy {
-        TrafficPolicy::Cluster => AffinityMaps { endpoints: Map::AffineEndpoints, live: Map::Live },
-        TrafficPolicy::Local => AffinityMaps { endpoints: Map::LocalAffineEndpoints, live: Map::LocalLive },
     }
 }
 
@@ -48,13 +37,13 @@ impl PoolChain {
     /// The same for rules of session affinity.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) const fn affine_endpoints(self) -> Map {
-        affinity_maps(self.kind.policy()).endpoints
+        affinity::endpoints(self.kind.policy())
     }
 
     pub(crate) fn rules(self, family: IpFamily, effective: &EffectiveOptions) -> Vec<Rule> {
         let Some(target) = self.target() else { return self.endpoint_rules(family) };
         if let (None, Some(affinity)) = (self.kind.target(), self.affinity) {
-            return affinity::rules(family, self.kind.aliases(), affinity_maps(self.kind.policy()), affinity, target);
+            return affinity::rules(family, self.kind.aliases(), self.kind.policy(), affinity, target);
         }
         let mark = effective.masquerade_mark;
         let builder = RuleBuilder::new(family);

@@ -19,11 +19,7 @@ use backend::{
 };
 use proto::model::{Endpoint, IpFamily, Protocol, ServicePort, TrafficPolicy};
 
-use super::{
-    SourceGroup,
-    pool::{affinity_maps, endpoints},
-    sources,
-};
+use super::{SourceGroup, affinity, pool::endpoints, sources};
 use crate::{
     element::{Affinity, Element, ElementData, Map, PoolChain, PoolChainKind, Verdict},
     slots,
@@ -214,7 +210,7 @@ impl Desired {
     pub(crate) fn endpoint_maps(&self) -> impl Iterator<Item = (Map, Vip, u32)> {
         let of_pool = move |policy| {
             let count = self.count(policy);
-            let affine = self.affinity.map(|_| affinity_maps(policy).endpoints);
+            let affine = self.affinity.map(|_| affinity::endpoints(policy));
             let maps = [Some(endpoints(policy, count)), affine].into_iter().flatten();
             maps.filter_map(move |map| Some((map, self.pool_key?, count))).filter(|(.., count)| *count > 0)
         };
@@ -248,11 +244,10 @@ impl Desired {
             };
             to.extend(of_map(endpoints(policy, self.count(policy))));
             if self.affinity.is_some() {
-                let maps = affinity_maps(policy);
-                to.extend(of_map(maps.endpoints));
-                to.extend(
-                    members().map(|(address, port)| Element::new(maps.live, key, ElementData::Member(address, port))),
-                );
+                to.extend(of_map(affinity::endpoints(policy)));
+                to.extend(members().map(|(address, port)| {
+                    Element::new(affinity::live(policy), key, ElementData::Member(address, port))
+                }));
             }
         }
         if self.affinity.is_some() {
