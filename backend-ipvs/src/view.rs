@@ -31,8 +31,6 @@ use crate::{
 /// An observed virtual server of this backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualServer {
-    /// Its address family.
-    pub family: IpFamily,
     /// Its protocol.
     pub protocol: Protocol,
     /// The packets that it receives: those to a VIP and its port, or to an address of the node and a node port; or those
@@ -80,7 +78,6 @@ pub(crate) fn view(objects: &Objects, connections: &ConnectionCounts) -> Vec<Vir
             _ => None,
         });
         Some(VirtualServer {
-            family: Object::Server(server).family(),
             protocol: protocol(&server)?,
             at: server,
             vips,

@@ -49,7 +49,7 @@ async fn a_virtual_server_for_a_mark_lists_its_vips() {
         "listed once, although the set has two entries for it"
     );
     for server in &servers {
-        assert_eq!((server.family, server.protocol, &*server.scheduler), (IpFamily::V4, Protocol::Tcp, "rr"));
+        assert_eq!((server.at.family(), server.protocol, &*server.scheduler), (IpFamily::V4, Protocol::Tcp, "rr"));
         let address = ONE.parse().unwrap();
         let expected = Destination { address, weight: 1, active: 3, inactive: 0, draining_until: None };
         assert_eq!(server.destinations, [expected]);

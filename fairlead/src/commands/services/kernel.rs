@@ -39,7 +39,7 @@ fn table(servers: &[VirtualServer]) -> Table {
     for server in servers {
         let at = match server.at {
             VirtualServerKey::Address(_, address) => format!("{} {address}", server.protocol),
-            VirtualServerKey::FwMark(_, mark) => format!("{} {} mark {mark:#x}", server.protocol, server.family),
+            VirtualServerKey::FwMark(family, mark) => format!("{} {family} mark {mark:#x}", server.protocol),
         };
         let (vips, scheduler) = (join(server.vips.iter().map(vip)), &server.scheduler);
         if server.destinations.is_empty() {
@@ -71,7 +71,7 @@ fn to_json(server: &VirtualServer) -> Value {
         })
     });
     json!({
-        "family": server.family.to_string(),
+        "family": server.at.family().to_string(),
         "protocol": server.protocol,
         "address": address,
         "mark": mark.map(|mark| format!("{mark:#x}")),
@@ -111,7 +111,6 @@ mod tests {
             ..destination("10.244.1.12:8080", 0, 1, 0)
         };
         let at_address = VirtualServer {
-            family: IpFamily::V4,
             protocol: Protocol::Tcp,
             at: VirtualServerKey::Address(Protocol::Tcp, "10.96.0.1:80".parse().unwrap()),
             vips: BTreeSet::new(),
@@ -121,7 +120,6 @@ mod tests {
         let protocol = Protocol::Udp;
         let vip = Vip::AddressPort { address: "2001:db8::1".parse().unwrap(), port: 53, protocol };
         let at_mark = VirtualServer {
-            family: IpFamily::V6,
             protocol,
             at: VirtualServerKey::FwMark(IpFamily::V6, 0xfa00_0019),
             vips: [vip, Vip::NodePort { port: 30_053, protocol }].into(),
