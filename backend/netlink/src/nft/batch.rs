@@ -154,9 +154,8 @@ impl NftBatch {
         self.elements(msg::DESTROYSETELEM, 0, table, from, destroyed.into_iter().map(Element::without_data));
     }
 
-    /// Adds the layout of a set that the batch's rules use, to print these rules in full. Not needed for sets that the
-    /// batch adds, or adds elements to.
-    pub fn describe_set(&mut self, table: &Table, set: &Set) {
+    /// Remembers the layout of a set, to print its elements, and in full the rules that use it.
+    fn describe_set(&mut self, table: &Table, set: &Set) {
         let family = table.family.number() as u8;
         if self.set(family, &table.name, &set.name).is_none() {
             self.sets.push((family, table.name.clone(), set.clone()));
