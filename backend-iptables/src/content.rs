@@ -199,7 +199,6 @@ impl ChainContent {
         Self { hash: hasher.finish(), rules: rules.len() as u32, is_used: false, is_needed: true }
     }
 
-    /// Whether it has these rules.
     pub(crate) fn has(&self, rules: &[String]) -> bool {
         self.hash == Self::of(rules).hash
     }

@@ -41,7 +41,6 @@ pub(crate) struct Plan {
     declare_shared: Vec<SharedChain>,
     /// Shared chains to empty; `deletions` appends all their rules.
     rewritten: Vec<SharedChain>,
-    /// Chains to delete.
     pub(crate) delete_chains: BTreeSet<(Table, String)>,
     /// Rules to add to shared and built-in chains.
     additions: Vec<RuleEdit>,

@@ -60,7 +60,6 @@ impl Value {
 // === impl Object ===
 
 impl Object {
-    /// The key of a virtual server.
     pub(crate) fn server(&self) -> Option<VirtualServerKey> {
         match self {
             Self::Server(server) => Some(*server),

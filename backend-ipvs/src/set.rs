@@ -115,7 +115,6 @@ pub(crate) fn address(ip: IpAddr) -> IpsetEntry {
     IpsetEntry { ip: Some(ip), ..IpsetEntry::default() }
 }
 
-/// The entry of an address and a port.
 pub(crate) fn socket(ip: IpAddr, protocol: Protocol, port: u16) -> IpsetEntry {
     IpsetEntry { protocol: Some(protocol as u8), port: Some(port), ..address(ip) }
 }

@@ -209,7 +209,6 @@ impl Verdict {
     }
 }
 
-/// Appends the fields of a VIP.
 fn vip_fields(before: Fields, vip: &Vip) -> Fields {
     match *vip {
         Vip::AddressPort { address, port, protocol } => before.addr(address).proto(protocol.number()).port(port),

@@ -177,7 +177,6 @@ impl ServicePortRules<'_> {
         }
     }
 
-    /// A rule for packets to a VIP.
     pub(super) fn vip_rule(&self, address: IpAddr, comment: &str) -> RuleBuilder {
         let comment = format!("{} {comment}", self.names.service);
         RuleBuilder::new().to(address).comment(&comment).port(self.protocol(), self.service.port.port.get())

@@ -46,7 +46,6 @@ pub(crate) struct Desired {
     cluster_ip: Option<IpAddr>,
     /// The VIPs with source ranges, sorted.
     restricted: Box<[Vip]>,
-    /// The source ranges.
     sources: Option<SourceGroup>,
     /// The cluster pool, by slot.
     cluster: Box<[Endpoint]>,

@@ -25,7 +25,6 @@ const MIN_CLIENT_BUCKETS: u32 = 256;
 pub(crate) struct Affinity {
     /// Seconds from the last connection of a client to its removal.
     pub(crate) timeout: NonZeroU32,
-    /// The number of buckets.
     pub(crate) buckets: NonZeroU32,
 }
 

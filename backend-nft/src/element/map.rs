@@ -131,7 +131,6 @@ impl Map {
         Self::DEFINITIONS[self as usize].name
     }
 
-    /// The shape of the VIP in the keys.
     pub(crate) const fn vip_shape(self) -> VipShape {
         Self::DEFINITIONS[self as usize].vip_shape
     }

@@ -62,7 +62,6 @@ impl Netlink {
         self.recorded = Some(Vec::new());
     }
 
-    /// Takes what was recorded.
     pub(crate) fn take_recorded(&mut self) -> Vec<(IpFamily, Operation)> {
         self.recorded.as_mut().map(mem::take).unwrap_or_default()
     }

@@ -71,12 +71,10 @@ impl Socket {
         self.port
     }
 
-    /// Joins a multicast group.
     pub(crate) fn join(&self, group: u32) -> Result<()> {
         self.inner.add_membership(group).map_err(failed("join a netlink group"))
     }
 
-    /// Leaves a multicast group.
     pub(crate) fn leave(&self, group: u32) -> Result<()> {
         self.inner.drop_membership(group).map_err(failed("leave a netlink group"))
     }

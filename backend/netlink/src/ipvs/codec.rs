@@ -39,7 +39,6 @@ pub(super) fn write_scheduling(buf: &mut Vec<u8>, service: &VirtualServerKey, sc
     });
 }
 
-/// Appends all timeouts.
 pub(super) fn write_timeouts(buf: &mut Vec<u8>, timeouts: &IpvsTimeouts) {
     buf.put_ne_u32(abi::TIMEOUT_TCP, timeouts.tcp);
     buf.put_ne_u32(abi::TIMEOUT_TCP_FIN, timeouts.tcp_fin);
@@ -95,7 +94,6 @@ pub(crate) fn read_scheduling(payload: &[u8]) -> Option<Scheduling> {
     })
 }
 
-/// The timeouts in a reply.
 pub(crate) fn read_timeouts(payload: &[u8]) -> Option<IpvsTimeouts> {
     let list = attributes(payload)?;
     let number = |kind| list.find(kind)?.ne_u32();

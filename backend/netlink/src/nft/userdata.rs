@@ -74,7 +74,6 @@ pub(crate) fn put_comment(buf: &mut Vec<u8>, attribute: u16, comment: Option<&st
     }
 }
 
-/// Appends a comment to userdata.
 pub(crate) fn push_comment(userdata: &mut Vec<u8>, kind: u8, text: &str) {
     let text = Comment::fit(text);
     userdata.extend_from_slice(&[kind, (text.len() + 1) as u8]);
@@ -82,13 +81,11 @@ pub(crate) fn push_comment(userdata: &mut Vec<u8>, kind: u8, text: &str) {
     userdata.push(0);
 }
 
-/// Appends a number to userdata.
 pub(crate) fn push_u32(userdata: &mut Vec<u8>, kind: u8, value: u32) {
     userdata.extend_from_slice(&[kind, 4]);
     userdata.extend_from_slice(&value.to_ne_bytes());
 }
 
-/// The comment in the userdata.
 pub(crate) fn comment(mut userdata: &[u8], kind: u8) -> Option<&str> {
     while let [found, len, rest @ ..] = userdata {
         let value = rest.get(..usize::from(*len))?;

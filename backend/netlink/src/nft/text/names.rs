@@ -27,7 +27,6 @@ pub(super) fn payload(base: PayloadBase, offset: u32, len: u32) -> Value {
     Value::new(name, kind)
 }
 
-/// The value of a key.
 pub(super) fn meta(key: MetaKey) -> Value {
     let kind = match key {
         MetaKey::Priority | MetaKey::Mark | MetaKey::Iif | MetaKey::Oif => DataType::Mark,

@@ -34,7 +34,6 @@ impl Value {
         Value { text: text.into(), kind, registers, mask: None, constant: None, loaded_by: None }
     }
 
-    /// The text, with the mask.
     fn masked_text(&self) -> String {
         match &self.mask {
             Some(mask) => format!("{} & {}", self.text, names::constant(self.kind, mask)),

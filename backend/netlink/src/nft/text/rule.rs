@@ -20,7 +20,6 @@ use crate::nft::{
 /// Returns the numbers of registers of a set's key and data, if the set is known.
 pub(crate) type RegisterCounts<'a> = dyn Fn(&str) -> Option<(u8, u8)> + 'a;
 
-/// A rule to display.
 pub(crate) struct RuleText<'a> {
     pub(crate) rule: &'a Rule,
     pub(crate) sets: &'a RegisterCounts<'a>,
