@@ -1,7 +1,5 @@
 //! Chains: regular chains, and base chains, which the kernel calls at a hook.
 
-use super::userdata::Comment;
-
 /// A chain of rules.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Chain {
@@ -10,7 +8,7 @@ pub struct Chain {
     /// The hook of a base chain; `None` for a regular chain, which is reached by `jump` and `goto` only.
     pub base: Option<BaseChain>,
     /// The comment in listings.
-    pub comment: Option<Comment>,
+    pub comment: Option<String>,
 }
 
 impl Chain {

@@ -8,7 +8,7 @@ use super::{
     expr::{ListedRule, Rule, read_exprs},
     set::{DataType, Set, SetFlags},
     table::{Table, TableFamily},
-    userdata::{self, Comment},
+    userdata,
 };
 use crate::{
     attr::{Attr, Attrs, attrs},
@@ -50,7 +50,7 @@ impl<'a> Body<'a> {
         self.str(abi::TABLE)
     }
 
-    fn comment(&self, attribute: u16, kind: u8) -> Option<Comment> {
+    fn comment(&self, attribute: u16, kind: u8) -> Option<String> {
         userdata::comment(self.get(attribute)?.payload, kind).map(Into::into)
     }
 

@@ -12,10 +12,7 @@ mod tests;
 
 use std::{fmt, ops::Deref};
 
-use super::{
-    abi::{LIST_ELEM, rule},
-    userdata::Comment,
-};
+use super::abi::{LIST_ELEM, rule};
 use crate::attr::{Attrs, Put};
 pub use keys::{
     CmpOp, CtDirection, CtKey, DynsetOp, FibFlags, FibResult, LookupMatch, MetaKey, NatFlags, NatType, NumgenType,
@@ -29,7 +26,7 @@ pub struct Rule {
     /// The expressions, in order; an expression that does not match ends the rule.
     pub exprs: Vec<Expr>,
     /// The comment in listings.
-    pub comment: Option<Comment>,
+    pub comment: Option<String>,
 }
 
 impl Rule {

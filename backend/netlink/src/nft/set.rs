@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     abi::{LIST_ELEM, set as attr},
-    userdata::{self, Comment},
+    userdata,
 };
 use crate::attr::{Put, align};
 
@@ -31,7 +31,7 @@ pub struct Set {
     /// The default timeout of elements; requires [`SetFlags::TIMEOUT`].
     pub timeout: Option<Duration>,
     /// The comment in listings.
-    pub comment: Option<Comment>,
+    pub comment: Option<String>,
 }
 
 impl Set {

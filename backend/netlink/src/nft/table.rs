@@ -4,8 +4,6 @@ use std::fmt;
 
 use proto::model::IpFamily;
 
-use super::userdata::Comment;
-
 numbered! {
     /// The family of a table: the packets that it processes. The number of `nfgenmsg.nfgen_family` and of the
     /// expression `nat`.
@@ -44,7 +42,7 @@ pub struct Table {
     /// `NFT_TABLE_F_*`; 1 for a dormant table, whose chains the kernel does not call.
     pub flags: u32,
     /// The comment in listings.
-    pub comment: Option<Comment>,
+    pub comment: Option<String>,
 }
 
 impl Table {

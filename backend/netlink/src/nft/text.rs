@@ -34,7 +34,7 @@ pub(crate) fn chain_body(f: &mut fmt::Formatter<'_>, chain: &Chain) -> fmt::Resu
         write!(f, " type {kind} hook {hook} priority {} ; policy {} ;", base.priority, base.policy.name())?;
     }
     if let Some(comment) = &chain.comment {
-        write!(f, " comment {:?} ;", &**comment)?;
+        write!(f, " comment {comment:?} ;")?;
     }
     f.write_str(" }")
 }
@@ -57,7 +57,7 @@ pub(crate) fn set_body(f: &mut fmt::Formatter<'_>, set: &Set) -> fmt::Result {
         write!(f, " size {size} ;")?;
     }
     if let Some(comment) = &set.comment {
-        write!(f, " comment {:?} ;", &**comment)?;
+        write!(f, " comment {comment:?} ;")?;
     }
     f.write_str(" }")
 }

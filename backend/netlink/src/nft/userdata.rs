@@ -1,7 +1,5 @@
 //! Comments, which the kernel stores as opaque userdata, in the type-length-value format of libnftnl.
 
-use std::{fmt, ops::Deref};
-
 use super::{chain::Chain, expr::Rule, set::Set, table::Table};
 use crate::attr::Put;
 
@@ -20,10 +18,10 @@ pub(crate) const SET_COMMENT: u8 = 7;
 macro_rules! commented {
     ($($type:ty),*) => {
         $(impl $type {
-            /// With this comment.
+            /// With this comment, truncated to 128 bytes.
             #[must_use]
-            pub fn comment(mut self, comment: impl Into<Comment>) -> Self {
-                self.comment = Some(comment.into());
+            pub fn comment(mut self, comment: &str) -> Self {
+                self.comment = Some(fit(comment).to_owned());
                 self
             }
         })*
@@ -32,37 +30,11 @@ macro_rules! commented {
 
 commented!(Table, Chain, Rule, Set);
 
-/// A comment of at most 128 bytes. Longer text is truncated, because the kernel would reject the transaction.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Comment(Box<str>);
-
-impl Comment {
-    /// The text, truncated to the maximum length.
-    pub fn fit(text: &str) -> &str {
-        // Readers end the comment at a zero byte.
-        let text = text.split('\0').next().unwrap_or_default();
-        &text[..text.floor_char_boundary(MAX_LEN)]
-    }
-}
-
-impl From<&str> for Comment {
-    fn from(text: &str) -> Self {
-        Comment(Comment::fit(text).into())
-    }
-}
-
-impl Deref for Comment {
-    type Target = str;
-
-    fn deref(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Comment {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&*self.0, f)
-    }
+/// The text of a comment, truncated to the maximum length, beyond which the kernel rejects the transaction.
+fn fit(text: &str) -> &str {
+    // Readers end the comment at a zero byte.
+    let text = text.split('\0').next().unwrap_or_default();
+    &text[..text.floor_char_boundary(MAX_LEN)]
 }
 
 /// Appends a userdata attribute with a comment, if there is one.
@@ -75,7 +47,7 @@ pub(crate) fn put_comment(buf: &mut Vec<u8>, attribute: u16, comment: Option<&st
 }
 
 pub(crate) fn push_comment(userdata: &mut Vec<u8>, kind: u8, text: &str) {
-    let text = Comment::fit(text);
+    let text = fit(text);
     userdata.extend_from_slice(&[kind, (text.len() + 1) as u8]);
     userdata.extend_from_slice(text.as_bytes());
     userdata.push(0);
@@ -114,7 +86,7 @@ mod tests {
     #[test]
     fn long_text_is_truncated_between_characters() {
         let long = format!("{}ä{}", "x".repeat(127), "y".repeat(50));
-        assert_eq!(&*Comment::from(long.as_str()), "x".repeat(127));
-        assert_eq!(Comment::fit("one\0two"), "one");
+        assert_eq!(fit(&long), "x".repeat(127));
+        assert_eq!(fit("one\0two"), "one");
     }
 }

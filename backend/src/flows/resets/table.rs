@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use netlink::nft::{
-    Chain, ChainType, CmpOp, Comment, CtDirection, CtKey, DataType, Element, Expr, Fields, Hook, LookupMatch, MetaKey,
-    NftBatch, NftHandle, PayloadBase, Register, RejectWith, Rule, Set, SetFlags, Table, priority,
+    Chain, ChainType, CmpOp, CtDirection, CtKey, DataType, Element, Expr, Fields, Hook, LookupMatch, MetaKey, NftBatch,
+    NftHandle, PayloadBase, Register, RejectWith, Rule, Set, SetFlags, Table, priority,
 };
 use proto::model::IpFamily;
 
@@ -57,8 +57,7 @@ fn key(Rejected { client, vip, endpoint }: &Rejected) -> Fields {
 }
 
 fn table(family: IpFamily) -> Table {
-    let comment = Comment::from("connections to endpoints that are gone, for some seconds");
-    Table { comment: Some(comment), ..Table::new(family, NAME) }
+    Table::new(family, NAME).comment("connections to endpoints that are gone, for some seconds")
 }
 
 fn set(family: IpFamily) -> Set {

@@ -122,7 +122,7 @@ impl fmt::Display for Operation<'_> {
         match self.kind {
             msg::NEWTABLE => {
                 if let Some(comment) = decode::table(&self.body).and_then(|table| table.comment) {
-                    write!(f, " {{ comment {:?} ; }}", &*comment)?;
+                    write!(f, " {{ comment {comment:?} ; }}")?;
                 }
             }
             msg::NEWCHAIN => {

@@ -30,7 +30,7 @@ impl fmt::Display for RuleText<'_> {
         let mut writer = Writer { registers: Registers::default(), parts: Vec::new(), sets: self.sets };
         self.rule.exprs.iter().for_each(|expr| writer.put(expr));
         let mut parts = writer.parts;
-        parts.extend(self.rule.comment.as_ref().map(|comment| format!("comment {:?}", &**comment)));
+        parts.extend(self.rule.comment.as_ref().map(|comment| format!("comment {comment:?}")));
         parts.retain(|part| !part.is_empty());
         f.write_str(&parts.join(" "))
     }
