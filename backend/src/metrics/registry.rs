@@ -40,7 +40,7 @@ pub(crate) fn registry(observer: &Observer) -> Registry {
     {
         own.register_collector(Box::new(affinity));
     }
-    own.register_collector(Box::new(scrape::BackendCollector(observer.clone())));
+    own.register_collector(Box::new(observer.clone()));
     registry
 }
 

@@ -17,10 +17,6 @@ use crate::{Observer, Progress, identity::BackendIdentity};
 #[derive(Debug)]
 pub(super) struct KubeProxyCollector(pub(super) watch::Receiver<Progress>);
 
-/// The metrics that kube-proxy does not have.
-#[derive(Debug)]
-pub(super) struct BackendCollector(pub(super) Observer);
-
 impl Collector for KubeProxyCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut writer = Writer::new(encoder);
@@ -52,10 +48,11 @@ impl Collector for KubeProxyCollector {
     }
 }
 
-impl Collector for BackendCollector {
+/// The metrics that kube-proxy does not have.
+impl Collector for Observer {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut writer = Writer::new(encoder);
-        let Observer { identity, progress, .. } = &self.0;
+        let Self { identity, progress, .. } = self;
         let progress = progress.borrow().clone();
         process(&mut writer, identity)?;
         sync_state(&mut writer, &progress)?;
