@@ -162,13 +162,12 @@ impl AppliedState {
     }
 
     /// Records that operations were executed, but for those that were rejected.
-    pub(crate) fn commit(&mut self, operations: &[Operation], rejected: Vec<Rejected>) -> Result<()> {
-        let rejected: HashMap<usize, Rejected> = rejected.into_iter().map(|one| (one.index, one)).collect();
+    pub(crate) fn commit(&mut self, operations: &[Operation], rejected: &HashMap<usize, Rejected>) -> Result<()> {
         let objects = rejected.keys().filter_map(|index| Some(*operations.get(*index)?.object())).collect();
         let owners = self.owners(&objects);
         for (index, operation) in operations.iter().enumerate() {
             let object = *operation.object();
-            let Some(Rejected { reason, instead, .. }) = rejected.get(&index) else {
+            let Some(Rejected { reason, instead }) = rejected.get(&index) else {
                 match operation.value() {
                     Some(value) => drop(self.observed.insert(object, value.clone())),
                     None => drop(self.observed.remove(&object)),

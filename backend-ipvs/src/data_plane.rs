@@ -148,7 +148,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
             }
             if !operations.is_empty() {
                 let rejected = self.kernel.commit(operations.clone()).await.context("change the kernel")?;
-                applied.commit(&operations, rejected)?;
+                applied.commit(&operations, &rejected)?;
                 self.record_drains(&operations);
             }
             executed.operations += operations.len();

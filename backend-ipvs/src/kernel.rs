@@ -40,8 +40,8 @@ pub(crate) trait Kernel: Send + 'static {
     /// All our objects.
     fn list(&mut self, ours: Ours) -> impl Future<Output = Result<Listing>> + Send;
 
-    /// Executes operations, each on its own. Returns those that were rejected.
-    fn commit(&mut self, operations: Vec<Operation>) -> impl Future<Output = Result<Vec<Rejected>>> + Send;
+    /// Executes operations, each on its own. Returns those that were rejected, by their indices.
+    fn commit(&mut self, operations: Vec<Operation>) -> impl Future<Output = Result<HashMap<usize, Rejected>>> + Send;
 
     /// The connection counts of the destinations of these virtual servers.
     fn connections(&mut self, servers: Vec<VirtualServerKey>) -> impl Future<Output = Result<ConnectionCounts>> + Send;
@@ -111,7 +111,6 @@ pub(crate) type ConnectionCounts = HashMap<(VirtualServerKey, SocketAddr), Conne
 /// An operation that the kernel rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rejected {
-    pub(crate) index: usize,
     pub(crate) reason: String,
     /// The value that was programmed instead, if any.
     pub(crate) instead: Option<Value>,

@@ -1,7 +1,7 @@
 //! The kernel in memory under a real data plane, for simulations.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::SocketAddr,
 };
 
@@ -104,7 +104,7 @@ impl Kernel for Gated {
         self.kernel.list(ours).await
     }
 
-    async fn commit(&mut self, operations: Vec<Operation>) -> Result<Vec<Rejected>> {
+    async fn commit(&mut self, operations: Vec<Operation>) -> Result<HashMap<usize, Rejected>> {
         self.gate.pass().await?;
         let rejected = self.kernel.commit(operations).await;
         self.kernel.log();

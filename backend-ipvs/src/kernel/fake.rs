@@ -164,24 +164,24 @@ impl Kernel for Fake {
         Ok(Listing { objects, elsewhere: inner.elsewhere.clone() })
     }
 
-    async fn commit(&mut self, operations: Vec<Operation>) -> Result<Vec<Rejected>> {
+    async fn commit(&mut self, operations: Vec<Operation>) -> Result<HashMap<usize, Rejected>> {
         let has_stalled_commits = self.lock().has_stalled_commits;
         if has_stalled_commits {
             return std::future::pending().await;
         }
         let mut inner = self.lock();
         inner.commits += 1;
-        let mut rejected = Vec::new();
+        let mut rejected = HashMap::new();
         for (index, mut operation) in operations.into_iter().enumerate() {
             let instead = inner.stand_in(&mut operation);
             match inner.execute(&operation) {
                 Ok(()) => {
                     inner.log.push(operation);
                     if instead.is_some() {
-                        rejected.push(Rejected { index, reason: "no such scheduler".to_owned(), instead });
+                        rejected.insert(index, Rejected { reason: "no such scheduler".to_owned(), instead });
                     }
                 }
-                Err(reason) => rejected.push(Rejected { index, reason: reason.to_owned(), instead: None }),
+                Err(reason) => drop(rejected.insert(index, Rejected { reason: reason.to_owned(), instead: None })),
             }
         }
         Ok(rejected)

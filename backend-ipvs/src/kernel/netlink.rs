@@ -75,7 +75,7 @@ impl Kernel for Netlink {
         self.run(move |worker| worker.list(&ours)).await?
     }
 
-    async fn commit(&mut self, operations: Vec<Operation>) -> Result<Vec<Rejected>> {
+    async fn commit(&mut self, operations: Vec<Operation>) -> Result<HashMap<usize, Rejected>> {
         self.run(move |worker| worker.commit(&operations)).await?
     }
 

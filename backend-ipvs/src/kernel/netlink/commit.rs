@@ -24,14 +24,6 @@ use crate::{
 /// Replaces a scheduler that the kernel does not have. `ip_vs_rr` comes with IPVS everywhere.
 const FALLBACK_SCHEDULER: &str = "rr";
 
-/// The results of commands, by their indices.
-#[derive(Debug, Default)]
-struct CommandResults {
-    rejected: Vec<RejectedRequest>,
-    /// Virtual servers with the fallback scheduler, because the kernel lacks theirs.
-    degraded: HashMap<usize, Scheduling>,
-}
-
 /// What to do after the kernel rejected a command.
 enum NextAttempt {
     /// Nothing: the object is as desired.
@@ -56,12 +48,12 @@ enum BatchKind {
 
 impl Worker {
     /// See [`super::Kernel::commit`].
-    pub(super) fn commit(&mut self, operations: &[Operation]) -> Result<Vec<Rejected>> {
+    pub(super) fn commit(&mut self, operations: &[Operation]) -> Result<HashMap<usize, Rejected>> {
         if let Some(dry_run) = &mut self.dry_run {
             dry_run.operations.extend_from_slice(operations);
-            return Ok(Vec::new());
+            return Ok(HashMap::new());
         }
-        let mut rejected = Vec::new();
+        let mut rejected = HashMap::new();
         let mut done = 0;
         for run in operations.chunk_by(|one, other| batch_kind(one) == batch_kind(other)) {
             let requests = match batch_kind(&run[0]) {
@@ -69,27 +61,28 @@ impl Worker {
                 BatchKind::DeleteEntries(set) => self.ipset.delete(set.name(), &entries(run))?,
                 BatchKind::AddAddresses => rtnl::add_addresses(&device()?, &addresses(run))?,
                 BatchKind::DeleteAddresses => rtnl::delete_addresses(&device()?, &addresses(run))?,
-                BatchKind::Commands => {
-                    let results = self.execute(run.iter().filter_map(command).collect())?;
-                    let degraded = results.degraded.into_iter();
-                    rejected.extend(
-                        degraded.map(|(index, instead)| degraded_operation(&run[index], done + index, instead)),
-                    );
-                    results.rejected
-                }
+                BatchKind::Commands => self.execute(run.iter().filter_map(command).collect(), |index, instead| {
+                    rejected.insert(done + index, degraded_operation(&run[index], instead));
+                })?,
             };
-            rejected.extend(requests.into_iter().map(|RejectedRequest { index, errno }| {
+            for RejectedRequest { index, errno } in requests {
                 let object = run.get(index).map(|operation| operation.object().to_string()).unwrap_or_default();
-                Rejected { index: done + index, reason: format!("{object}: {errno}"), instead: None }
-            }));
+                rejected.insert(done + index, Rejected { reason: format!("{object}: {errno}"), instead: None });
+            }
             done += run.len();
         }
         Ok(rejected)
     }
 
-    /// Executes commands. A rejected command is retried in another form, if there is one.
-    fn execute(&mut self, commands: Vec<IpvsCommand>) -> Result<CommandResults> {
-        let mut results = CommandResults::default();
+    /// Executes commands, and returns those that were rejected. A rejected command is retried in another form, if there
+    /// is one. `degraded` is called with a virtual server that gets the fallback scheduler, because the kernel lacks its
+    /// own.
+    fn execute(
+        &mut self,
+        commands: Vec<IpvsCommand>,
+        mut degraded: impl FnMut(usize, &Scheduling),
+    ) -> Result<Vec<RejectedRequest>> {
+        let mut all_rejected = Vec::new();
         let mut round: Vec<(usize, IpvsCommand)> = commands.into_iter().enumerate().collect();
         while !round.is_empty() {
             let commands: Vec<IpvsCommand> = round.iter().map(|(_, command)| command.clone()).collect();
@@ -99,17 +92,14 @@ impl Worker {
                 let Some((index, mut command)) = round.get(index).cloned() else { continue };
                 match next_attempt(&mut command, errno, &retried) {
                     NextAttempt::None => {}
-                    NextAttempt::Reject => {
-                        results.degraded.remove(&index);
-                        results.rejected.push(RejectedRequest { index, errno });
-                    }
+                    NextAttempt::Reject => all_rejected.push(RejectedRequest { index, errno }),
                     NextAttempt::Retry => {
                         if let IpvsCommand::AddServer(server, scheduling) | IpvsCommand::SetServer(server, scheduling) =
                             &command
                         {
                             retried.insert(*server);
                             if errno.0 == libc::ENOENT {
-                                results.degraded.insert(index, scheduling.clone());
+                                degraded(index, scheduling);
                             }
                         }
                         next.push((index, command));
@@ -118,7 +108,7 @@ impl Worker {
             }
             round = next;
         }
-        Ok(results)
+        Ok(all_rejected)
     }
 }
 
@@ -149,7 +139,7 @@ fn next_attempt(command: &mut IpvsCommand, errno: Errno, retried: &HashSet<Virtu
     NextAttempt::Retry
 }
 
-fn degraded_operation(operation: &Operation, index: usize, instead: Scheduling) -> Rejected {
+fn degraded_operation(operation: &Operation, instead: &Scheduling) -> Rejected {
     let object = operation.object();
     let reason = match operation.value() {
         Some(Value::Scheduling(Scheduling { scheduler, .. })) => format!(
@@ -159,7 +149,7 @@ fn degraded_operation(operation: &Operation, index: usize, instead: Scheduling) 
         ),
         _ => object.to_string(),
     };
-    Rejected { index, reason, instead: Some(Value::Scheduling(instead)) }
+    Rejected { reason, instead: Some(Value::Scheduling(instead.clone())) }
 }
 
 fn batch_kind(operation: &Operation) -> BatchKind {
