@@ -87,7 +87,8 @@ impl Worker {
                 (Err(error), Some(_)) if self.iptables.detected().is_none() => return Err(error),
                 (Err(error), Some(family)) => {
                     if prepared.unusable.iter().all(|of| of.family != family) {
-                        prepared.unusable.push(unusable_family(family, format!("{error:#}"), false));
+                        let reason = format!("{error:#}");
+                        prepared.unusable.push(UnusableFamily { family, reason, is_permanent: false });
                     }
                 }
                 (Err(error), None) => return Err(error),
@@ -104,7 +105,7 @@ impl Worker {
         if rules.v6.is_some()
             && let Some(reason) = ipv6_is_disabled()
         {
-            unusable.push(unusable_family(IpFamily::V6, reason, true));
+            unusable.push(UnusableFamily { family: IpFamily::V6, reason, is_permanent: true });
             rules.v6 = None;
         }
         missing.extend(self.missing_ipvs()?);
@@ -156,9 +157,10 @@ impl Worker {
             Ok(Some(script)) => script,
             Ok(None) => {
                 let program = PerFamily { v4: "iptables", v6: "ip6tables" }[family];
-                return Err(unusable_family(family, format!("{program} is not installed"), true));
+                let reason = format!("{program} is not installed");
+                return Err(UnusableFamily { family, reason, is_permanent: true });
             }
-            Err(error) => return Err(unusable_family(family, format!("{error:#}"), false)),
+            Err(error) => return Err(UnusableFamily { family, reason: format!("{error:#}"), is_permanent: false }),
         };
         let lines = script.commands();
         if lines == 0 {
@@ -214,10 +216,6 @@ fn missing_device() -> Result<Option<Missing>> {
         }
         Some(_) => None,
     })
-}
-
-fn unusable_family(family: IpFamily, reason: String, is_permanent: bool) -> UnusableFamily {
-    UnusableFamily { family, reason, is_permanent }
 }
 
 /// Why the device can have no IPv6 addresses; `None`: it can.
