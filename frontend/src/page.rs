@@ -1,14 +1,13 @@
 //! The status page: nodes, Services, recent changes and problems. Read-only.
 //!
 //! ```text
-//!   GET / ──▶ query ──▶ model: tables of text, a snapshot at most once per second ──▶ render: HTML, every text escaped
+//!   GET / ──▶ model: tables of text, a snapshot at most once per second ──▶ render: HTML, filtered, every text escaped
 //!   GET /live: the part of the page that changes, which page.js replaces every two seconds
 //! ```
 //!
 //! It works without JavaScript too, with a form for the filter. It loads nothing from other hosts.
 
 mod model;
-mod query;
 mod render;
 #[cfg(test)]
 mod tests;
@@ -26,7 +25,7 @@ use runtime::{
 use tokio::net::TcpListener;
 use tracing::info;
 
-use self::{model::PageModel, query::PageQuery};
+use self::model::PageModel;
 use crate::{Frontend, cached::Cached, context::FrontendContext};
 
 const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
@@ -45,6 +44,9 @@ const SECURITY_HEADERS: [(HeaderName, HeaderValue); 3] = [
     (REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
     (CACHE_CONTROL, HeaderValue::from_static("no-store")),
 ];
+
+/// Longer filters are truncated.
+const MAX_FILTER_CHARS: usize = 100;
 
 /// The page, with its latest snapshot.
 struct Page {
@@ -87,10 +89,10 @@ impl Page {
             answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
             return answer;
         }
-        let query = PageQuery::parse(request.uri().query().unwrap_or_default());
+        let filter = filter_of(request.uri().query().unwrap_or_default());
         let (kind, body) = match request.uri().path() {
-            "/" => (HTML, render::page(&self.model(), &query)),
-            "/live" => (HTML, render::live(&self.model(), &query)),
+            "/" => (HTML, render::page(&self.model(), &filter)),
+            "/live" => (HTML, render::live(&self.model(), &filter)),
             "/page.css" => (CSS, include_str!("page/page.css").to_owned()),
             "/page.js" => (SCRIPT, include_str!("page/page.js").to_owned()),
             "/icon.svg" => (SVG, include_str!("page/icon.svg").to_owned()),
@@ -103,6 +105,12 @@ impl Page {
     fn model(&self) -> Arc<PageModel> {
         self.last.get(|| Arc::new(PageModel::of(&self.context)))
     }
+}
+
+/// The filter in a query string, `?q=FILTER`. Other parameters are ignored.
+fn filter_of(query: &str) -> String {
+    let filter = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "q");
+    filter.map(|(_, filter)| filter.trim().chars().take(MAX_FILTER_CHARS).collect()).unwrap_or_default()
 }
 
 /// Whether the Host header is an IP address or `localhost`. This prevents DNS rebinding: another site could point its

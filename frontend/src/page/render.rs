@@ -2,16 +2,13 @@
 
 use std::fmt::Write as _;
 
-use super::{
-    model::{Figure, PageModel, PageRow, PageTable},
-    query::PageQuery,
-};
+use super::model::{Figure, PageModel, PageRow, PageTable};
 
 /// How many rows of a table are shown. The filter finds the others.
 pub(super) const MAX_ROWS: usize = 100;
 
 /// The whole page.
-pub(super) fn page(model: &PageModel, query: &PageQuery) -> String {
+pub(super) fn page(model: &PageModel, filter: &str) -> String {
     format!(
         r#"<!doctype html>
 <html lang="en">
@@ -42,14 +39,14 @@ pub(super) fn page(model: &PageModel, query: &PageQuery) -> String {
 </html>
 "#,
         version = escaped(env!("CARGO_PKG_VERSION")),
-        filter = escaped(&query.filter),
-        live = live(model, query),
+        filter = escaped(filter),
+        live = live(model, filter),
         started = escaped(&model.started),
     )
 }
 
 /// The part of the page that changes.
-pub(super) fn live(model: &PageModel, query: &PageQuery) -> String {
+pub(super) fn live(model: &PageModel, filter: &str) -> String {
     let mut html = String::from("<dl class=\"figures\">\n");
     for Figure { class, name, value, note } in &model.figures {
         let note = if note.is_empty() { String::new() } else { format!("<small> {}</small>", escaped(note)) };
@@ -58,19 +55,19 @@ pub(super) fn live(model: &PageModel, query: &PageQuery) -> String {
     }
     html.push_str("</dl>\n");
     for table in &model.tables {
-        write_table(&mut html, table, query);
+        write_table(&mut html, table, filter);
     }
     html
 }
 
 /// Writes a table with the rows that match, up to the row limit.
-fn write_table(html: &mut String, table: &PageTable, query: &PageQuery) {
+fn write_table(html: &mut String, table: &PageTable, filter: &str) {
     let PageTable { id, title, columns, empty_text, rows } = table;
-    let rows: Vec<_> = rows.iter().filter(|row| query.matches(&row.cells)).collect();
+    let rows: Vec<_> = rows.iter().filter(|row| matches(filter, &row.cells)).collect();
     let count = rows.len();
     let _ = writeln!(html, "<section aria-labelledby=\"{id}\">\n<h2 id=\"{id}\">{title} <small>{count}</small></h2>");
     if count == 0 {
-        let text = if query.filter.is_empty() { *empty_text } else { "No rows match the filter." };
+        let text = if filter.is_empty() { *empty_text } else { "No rows match the filter." };
         let _ = writeln!(html, "<p class=\"empty\">{text}</p>\n</section>");
         return;
     }
@@ -101,6 +98,16 @@ fn write_table(html: &mut String, table: &PageTable, query: &PageQuery) {
     html.push_str("</section>\n");
 }
 
+/// Whether a row is shown: each word of the filter is in one of its texts, ignoring case.
+fn matches(filter: &str, texts: &[String]) -> bool {
+    if filter.is_empty() {
+        return true;
+    }
+    // No word has a space: none is found across two texts.
+    let texts = texts.join(" ").to_lowercase();
+    filter.to_lowercase().split_whitespace().all(|word| texts.contains(word))
+}
+
 /// Text with HTML special characters escaped; also valid in a quoted attribute.
 fn escaped(text: &str) -> String {
     let mut html = String::with_capacity(text.len());
@@ -124,6 +131,13 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_match_each_word_of_the_filter() {
+        let texts = ["xA/B", "Ü%ZZ%2"].map(str::to_owned);
+        assert!(matches("a/b ü%zz%2", &texts) && !matches("a/b ü%zz%2", &texts[..1]));
+        assert!(matches("", &[]));
+    }
 
     #[test]
     fn special_characters_are_escaped() {

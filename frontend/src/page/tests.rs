@@ -11,9 +11,8 @@ use hyper::{Request, StatusCode, header::HOST};
 use proto::model::SyncMode;
 
 use super::{
-    Page, is_local_host,
+    MAX_FILTER_CHARS, Page, filter_of, is_local_host,
     model::{Figure, PageModel, PageRow, PageTable},
-    query::PageQuery,
     render::{self, MAX_ROWS},
 };
 use crate::{
@@ -42,13 +41,19 @@ fn model(nodes: usize, services: usize, name: &str) -> PageModel {
 }
 
 #[test]
+fn filters_are_decoded() {
+    assert_eq!(filter_of("x&q=%20a%2Fb+%C3%BC%zz%2&other=1"), "a/b ü%zz%2");
+    assert_eq!(filter_of(&format!("q={}", "a".repeat(1000))).len(), MAX_FILTER_CHARS);
+    assert_eq!(filter_of("other=1"), "");
+}
+
+#[test]
 fn hostile_names_are_escaped() {
-    let harmless = render::page(&model(2, 2, "web"), &PageQuery::default());
-    let query = PageQuery { filter: HOSTILE.to_owned() };
+    let harmless = render::page(&model(2, 2, "web"), "");
     for page in [
-        render::page(&model(2, 2, HOSTILE), &PageQuery::default()),
-        render::page(&model(2, 2, HOSTILE), &query),
-        render::page(&model(MAX_ROWS + 1, 0, HOSTILE), &query),
+        render::page(&model(2, 2, HOSTILE), ""),
+        render::page(&model(2, 2, HOSTILE), HOSTILE),
+        render::page(&model(MAX_ROWS + 1, 0, HOSTILE), HOSTILE),
     ] {
         assert!(page.contains("&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;&quot; onload=&quot;x"));
         assert!(!page.contains("<script>alert") && !page.contains("\" onload="), "{page}");
@@ -59,23 +64,23 @@ fn hostile_names_are_escaped() {
 #[test]
 fn pages_of_large_clusters_are_small() {
     let model = model(5_000, 10_000, "a-node-or-service-of-usual-length");
-    let page = render::page(&model, &PageQuery::default());
+    let page = render::page(&model, "");
     assert!(page.len() < 100_000, "{} bytes", page.len());
     assert_eq!(page.matches("<tr").count(), 2 * MAX_ROWS + 2);
     assert!(page.contains("100 of 5000 shown: filter for others."), "{page}");
     assert!(page.contains("100 of 10000 shown"));
-    let one = render::live(&model, &PageQuery::parse("q=LENGTH-4711"));
+    let one = render::live(&model, &filter_of("q=LENGTH-4711"));
     assert_eq!(one.matches("<tr class").count(), 2, "{one}");
 }
 
 #[test]
 fn empty_tables_have_a_text() {
     let empty = PageModel::of(&FrontendContext::new(Config::default()));
-    let live = render::live(&empty, &PageQuery::default());
+    let live = render::live(&empty, "");
     for text in ["listing objects", "No nodes.", "No service ports.", "No changes since the start."] {
         assert!(live.contains(text), "{text}: {live}");
     }
-    let filtered = render::live(&model(1, 1, "web"), &PageQuery::parse("q=other"));
+    let filtered = render::live(&model(1, 1, "web"), &filter_of("q=other"));
     assert_eq!(filtered.matches("No rows match the filter.").count(), 2, "{filtered}");
 }
 
