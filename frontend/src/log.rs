@@ -42,7 +42,7 @@ use crate::{
 
 use self::{
     buckets::Bucket,
-    change_history::{ChangeHistory, kind_of_change},
+    change_history::ChangeHistory,
     digest_index::{ApplyDigest, DigestIndex},
     history::History,
     node_entry::NodeEntry,
@@ -154,7 +154,6 @@ impl ChangesSince {
 struct PortChange {
     key: ServicePortKey,
     after: Option<ServicePortView>,
-    kind: &'static str,
     /// For people.
     summary: String,
     /// What would be sent to nodes to undo it.
@@ -192,9 +191,8 @@ impl PreparedChanges {
             let mut undo = CommitOperations::default();
             undo.change(&key, after, before, &zone_of);
             let undo = CommitRecord::new(undo, BTreeSet::new(), None);
-            let (kind, summary) = (kind_of_change(before, after), describe(before, after));
-            let nodes = changed_nodes(before, after);
-            ports.push(PortChange { key, after: view, kind, summary, undo, nodes });
+            let (summary, nodes) = (describe(before, after), changed_nodes(before, after));
+            ports.push(PortChange { key, after: view, summary, undo, nodes });
         }
         Self { ports, operations, others: changes }
     }
@@ -279,9 +277,9 @@ impl ChangeLog {
                 operations.own.entry(name).or_default().push(facts);
             }
         }
-        for PortChange { key, after, kind, summary, undo, nodes } in ports {
+        for PortChange { key, after, summary, undo, nodes } in ports {
             let cause = causes.remove(&key);
-            self.changes.push(LoggedChange { at, revision, key: key.clone(), kind, summary, cause, undo });
+            self.changes.push(LoggedChange { at, revision, key: key.clone(), summary, cause, undo });
             self.put_view(key, after, &nodes);
         }
         self.history.push(CommitRecord::new(operations, moved, oldest_trigger));

@@ -13,7 +13,7 @@ use std::{
 use proto::model::{Revision, ServicePortKey};
 
 use super::CommitRecord;
-use crate::{object::Cause, view::ServicePortView};
+use crate::object::Cause;
 
 /// How many changes are kept.
 const MAX_CHANGES: usize = 8192;
@@ -66,24 +66,11 @@ pub(crate) struct LoggedChange {
     pub(crate) at: SystemTime,
     pub(crate) revision: Revision,
     pub(crate) key: ServicePortKey,
-    /// See [`kind_of_change`].
-    pub(crate) kind: &'static str,
     /// For people.
     pub(crate) summary: String,
     pub(crate) cause: Option<Cause>,
     /// What would be sent to nodes to undo it.
     pub(crate) undo: CommitRecord,
-}
-
-/// What a change from one view to another is, in a word for people.
-pub(super) fn kind_of_change(before: Option<&ServicePortView>, after: Option<&ServicePortView>) -> &'static str {
-    match (before, after) {
-        (_, None) => "removed",
-        (None, Some(_)) => "added",
-        (Some(before), Some(after)) if before.port == after.port => "endpoints",
-        // And perhaps its endpoints.
-        _ => "changed",
-    }
 }
 
 impl LoggedChange {
@@ -222,8 +209,8 @@ mod tests {
 
     fn change(namespace: &str, seconds: u64, summary: usize) -> LoggedChange {
         let key = ServicePortKey::new(namespace, "s", "", Protocol::Tcp);
-        let (at, revision, kind) = (time(seconds), Revision(seconds), "added");
-        LoggedChange { at, revision, key, kind, summary: "x".repeat(summary), cause: None, undo: no_operations() }
+        let (at, revision) = (time(seconds), Revision(seconds));
+        LoggedChange { at, revision, key, summary: "x".repeat(summary), cause: None, undo: no_operations() }
     }
 
     #[test]

@@ -235,9 +235,9 @@ fn drain_row(WaitingDrain { addresses, services, state, since }: WaitingDrain, f
     PageRow::of([list(&addresses), list(&services), reason, duration_text(since.elapsed())])
 }
 
-fn change_row(LoggedChange { at, revision, key, kind, .. }: &LoggedChange) -> PageRow {
+fn change_row(LoggedChange { at, revision, key, summary, .. }: &LoggedChange) -> PageRow {
     let passed = duration_text(at.elapsed().unwrap_or_default());
-    PageRow::of([key.to_string(), (*kind).to_owned(), format!("{passed} ago"), revision.to_string()])
+    PageRow::of([key.to_string(), summary.clone(), format!("{passed} ago"), revision.to_string()])
 }
 
 /// The service ports by key, and the number of their endpoints.

@@ -67,7 +67,7 @@ fn concerns_namespace(operation: &Operation, namespace: &str) -> bool {
 }
 
 fn wire(change: &LoggedChange, client: &Identity) -> v1::Change {
-    let LoggedChange { at, revision, key, kind: _, summary, cause, undo: _ } = change;
+    let LoggedChange { at, revision, key, summary, cause, undo: _ } = change;
     // The summary may name endpoints that only other nodes use.
     let (cause, summary) =
         if client.sees_cluster() { (cause.as_ref(), summary.clone()) } else { (None, String::new()) };
