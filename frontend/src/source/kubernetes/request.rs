@@ -47,11 +47,8 @@ pub(super) enum RequestError {
     #[error(transparent)]
     NoResponse(NoResponse),
     /// The deadline has passed.
-    #[error("no complete response or event within {0:?}")]
+    #[error("no complete list, page or event within {0:?}")]
     TimedOut(Duration),
-    /// A list has more pages or events than the deadline for all of them allows.
-    #[error("the list has not ended after {0:?}")]
-    Endless(Duration),
     /// A page, even with one object, or an event.
     #[error("a page or an event has more than {} MiB", MAX_RESPONSE_BYTES >> 20)]
     TooLarge,
@@ -126,7 +123,7 @@ impl<K: Watchable> Requests<K> {
     /// The current version of each object, without the objects.
     pub(super) async fn object_versions(&self) -> Result<ObjectVersions, RequestError> {
         let (mut versions, mut token, mut limit) = (ObjectVersions::default(), None, PAGE_OBJECTS);
-        with_list_deadline(self.deadlines.list, async move {
+        with_deadline(self.deadlines.list, async move {
             loop {
                 let request = |limit| self.path.list_metadata(&list_parameters::<K>(limit, token.clone()));
                 let body = self.body(&mut limit, request).await?;
@@ -200,19 +197,11 @@ fn list_parameters<K: Watchable>(limit: u32, token: Option<String>) -> ListParam
     }
 }
 
-async fn with_deadline<T>(
+pub(super) async fn with_deadline<T>(
     deadline: Duration,
     response: impl Future<Output = Result<T, RequestError>>,
 ) -> Result<T, RequestError> {
     timeout(deadline, response).await.unwrap_or(Err(RequestError::TimedOut(deadline)))
-}
-
-/// Fails if a list, streamed or in pages, does not end.
-pub(super) async fn with_list_deadline<T>(
-    deadline: Duration,
-    list: impl Future<Output = Result<T, RequestError>>,
-) -> Result<T, RequestError> {
-    timeout(deadline, list).await.unwrap_or(Err(RequestError::Endless(deadline)))
 }
 
 impl Watch {

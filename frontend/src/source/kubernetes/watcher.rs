@@ -25,7 +25,7 @@ use tracing::{debug, info, warn};
 use super::{
     WatchContext,
     decode::{EventChange, WatchEvent, Watchable},
-    request::{PAGE_OBJECTS, RequestError, Requests, Watch, with_list_deadline},
+    request::{PAGE_OBJECTS, RequestError, Requests, Watch, with_deadline},
     retry::{Operation, Retry},
     verify::{Verifier, Watched},
     versions::{ObjectVersions, check_order},
@@ -104,7 +104,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
         loop {
             streamed &= !self.context.no_streaming.load(Ordering::Relaxed);
             let list = async { if streamed { self.stream().await } else { self.pages().await } };
-            match with_list_deadline(self.context.deadlines.list, list).await {
+            match with_deadline(self.context.deadlines.list, list).await {
                 Ok((objects, position)) => {
                     debug!(kind = %K::KIND, objects = objects.len(), streamed, "listed");
                     self.context.freshness.listed(K::KIND);
