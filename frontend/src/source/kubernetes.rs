@@ -43,15 +43,15 @@ use runtime::Shutdown;
 use tokio::sync::mpsc;
 
 pub use self::api::KubernetesApi;
-use self::retry::{RetryDelays, SharedCauses};
+use self::retry::SharedCauses;
 use super::Freshness;
 use crate::object::SourceUpdate;
 
 /// How long each step may take.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadlines {
-    /// The timeout that the server is asked to end a watch after, in seconds. The watch is then resumed.
-    watch_seconds: u32,
+    /// The timeout that the server is asked to end a watch after, in whole seconds. The watch is then resumed.
+    watch: Duration,
     /// For a complete page of a list, and for the start of a watch. The API server itself gives a request 60 seconds.
     response: Duration,
     /// For a complete list, streamed or in pages. An API server forgets the version of a list, and with it its next
@@ -59,8 +59,7 @@ pub(super) struct Deadlines {
     list: Duration,
     /// For the next complete event of a streaming list.
     initial_event: Duration,
-    /// For the next complete event of a watch. Longer than `watch_seconds`: the server sends a bookmark before it ends
-    /// a watch.
+    /// For the next complete event of a watch. Longer than `watch`: the server sends a bookmark before it ends a watch.
     event: Duration,
     /// Without a list, an event or a bookmark for this time, the versions of all objects are compared with the server:
     /// perhaps watches do not work here, or the server no longer delivers changes.
@@ -69,14 +68,16 @@ pub(super) struct Deadlines {
     after_failure: Duration,
     /// How long events may take after a comparison has shown that they are missing.
     grace: Duration,
-    /// After failed requests.
-    retry: RetryDelays,
+    /// The delay after the first failed request. Each one is longer.
+    min_retry: Duration,
+    /// The longest delay, which only lists have.
+    max_retry: Duration,
 }
 
 impl Default for Deadlines {
     fn default() -> Self {
         Self {
-            watch_seconds: 60,
+            watch: Duration::from_secs(60),
             response: Duration::from_secs(70),
             list: Duration::from_secs(600),
             initial_event: Duration::from_secs(10),
@@ -84,15 +85,9 @@ impl Default for Deadlines {
             silence: Duration::from_secs(150),
             after_failure: Duration::from_secs(10),
             grace: Duration::from_secs(5),
-            retry: RetryDelays { min: Duration::from_millis(100), max: Duration::from_secs(10) },
+            min_retry: Duration::from_millis(100),
+            max_retry: Duration::from_secs(10),
         }
-    }
-}
-
-impl Deadlines {
-    /// How long a watch should last.
-    fn watch(&self) -> Duration {
-        Duration::from_secs(self.watch_seconds.into())
     }
 }
 

@@ -167,7 +167,7 @@ impl<K: Watchable> Requests<K> {
         let parameters = WatchParams {
             label_selector: K::LABELS.map(str::to_owned),
             field_selector: K::FIELDS.map(str::to_owned),
-            timeout: Some(self.deadlines.watch_seconds),
+            timeout: u32::try_from(self.deadlines.watch.as_secs()).ok(),
             bookmarks: true,
             send_initial_events: after.is_none(),
         };

@@ -10,7 +10,7 @@ use runtime::{
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
-use super::request::RequestError;
+use super::{Deadlines, request::RequestError};
 use crate::{object::ObjectKind, source::Freshness};
 
 /// The longest delay before a request that costs the API server little: a watch that is resumed, or any request that it
@@ -29,15 +29,6 @@ pub(super) struct Retry<'a> {
     /// What failed last.
     operation: Operation,
     causes: &'a SharedCauses,
-}
-
-/// How long to wait after failures: longer after each one.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RetryDelays {
-    /// After the first failure.
-    pub(super) min: Duration,
-    /// The longest one, which only lists have.
-    pub(super) max: Duration,
 }
 
 /// Growing delays, which only time makes short again: of a server that lists, but whose watches all fail, a list would
@@ -89,7 +80,7 @@ impl SharedCauses {
 }
 
 impl Delays {
-    fn new(RetryDelays { min, max }: RetryDelays) -> Self {
+    fn new(min: Duration, max: Duration) -> Self {
         Self { backoff: Backoff::new(min, max), max, end: None }
     }
 
@@ -106,11 +97,12 @@ impl Delays {
 }
 
 impl<'a> Retry<'a> {
-    pub(super) fn new(kind: ObjectKind, delays: RetryDelays, causes: &'a SharedCauses) -> Self {
+    pub(super) fn new(kind: ObjectKind, deadlines: &Deadlines, causes: &'a SharedCauses) -> Self {
+        let Deadlines { min_retry, max_retry, .. } = *deadlines;
         Self {
             kind,
-            short: Delays::new(RetryDelays { max: delays.max.min(MAX_SHORT_DELAY), ..delays }),
-            long: Delays::new(delays),
+            short: Delays::new(min_retry, max_retry.min(MAX_SHORT_DELAY)),
+            long: Delays::new(min_retry, max_retry),
             repeated: Repeated::default(),
             operation: Operation::FirstList,
             causes,
@@ -177,7 +169,11 @@ mod tests {
 
     const MIN_DELAY: Duration = Duration::from_millis(100);
     const MAX_DELAY: Duration = Duration::from_secs(10);
-    const DELAYS: RetryDelays = RetryDelays { min: MIN_DELAY, max: MAX_DELAY };
+
+    fn retry(causes: &SharedCauses) -> Retry<'_> {
+        let deadlines = Deadlines { min_retry: MIN_DELAY, max_retry: MAX_DELAY, ..Deadlines::default() };
+        Retry::new(ObjectKind::Node, &deadlines, causes)
+    }
 
     /// The delay after a failure.
     async fn delay(retry: &mut Retry<'_>, operation: Operation) -> Duration {
@@ -189,7 +185,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn successes_between_failures_do_not_shorten_the_delay() {
         let causes = SharedCauses::default();
-        let mut retry = Retry::new(ObjectKind::Node, DELAYS, &causes);
+        let mut retry = retry(&causes);
         let mut total = Duration::ZERO;
         for _ in 0..30 {
             total += delay(&mut retry, Operation::Watch).await;
@@ -202,7 +198,7 @@ mod tests {
     async fn delays_of_watches_do_not_lengthen_those_of_lists() {
         for _ in 0..100 {
             let causes = SharedCauses::default();
-            let mut retry = Retry::new(ObjectKind::Node, DELAYS, &causes);
+            let mut retry = retry(&causes);
             for _ in 0..30 {
                 let delay = delay(&mut retry, Operation::Watch).await;
                 assert!(delay <= MAX_SHORT_DELAY, "{delay:?}");
@@ -216,7 +212,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn watches_that_expire_again_and_again_cause_lists_at_growing_intervals() {
         let causes = SharedCauses::default();
-        let mut retry = Retry::new(ObjectKind::Node, DELAYS, &causes);
+        let mut retry = retry(&causes);
         let mut total = Duration::ZERO;
         for _ in 0..30 {
             total += delay(&mut retry, Operation::ExpiredWatch).await;
@@ -228,7 +224,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn time_without_failures_shortens_the_delay() {
         let causes = SharedCauses::default();
-        let mut retry = Retry::new(ObjectKind::Node, DELAYS, &causes);
+        let mut retry = retry(&causes);
         for _ in 0..30 {
             delay(&mut retry, Operation::List).await;
         }
@@ -240,7 +236,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn list_ends_a_failure_of_lists_only() {
         let causes = SharedCauses::default();
-        let mut retry = Retry::new(ObjectKind::Node, DELAYS, &causes);
+        let mut retry = retry(&causes);
         delay(&mut retry, Operation::Watch).await;
         retry.list_succeeded();
         assert!(retry.repeated.is_failing());

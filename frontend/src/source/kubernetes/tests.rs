@@ -37,9 +37,9 @@ const SHORT: Duration = Duration::from_secs(10);
 
 /// The deadlines of production, with short delays between retries.
 fn deadlines() -> Deadlines {
-    let retry = RetryDelays { min: Duration::from_millis(1), max: Duration::from_millis(20) };
+    let (min_retry, max_retry) = (Duration::from_millis(1), Duration::from_millis(20));
     let after_failure = Duration::from_secs(3_600);
-    Deadlines { retry, grace: Duration::from_millis(10), after_failure, ..Deadlines::default() }
+    Deadlines { min_retry, max_retry, grace: Duration::from_millis(10), after_failure, ..Deadlines::default() }
 }
 
 impl From<ObjectKind> for Resource {

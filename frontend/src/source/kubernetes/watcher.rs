@@ -60,9 +60,9 @@ pub(super) async fn run<K: Watchable>(context: &WatchContext) {
     let WatchContext { api, deadlines, causes, verify_causes, .. } = context;
     let requests = &Requests::<K>::new(api.clone(), *deadlines);
     let watched = &Watched::default();
-    let retry = Retry::new(K::KIND, deadlines.retry, causes);
+    let retry = Retry::new(K::KIND, deadlines, causes);
     let mut watcher = KindWatcher { context, requests, watched, retry, delivered: false };
-    let retry = Retry::new(K::KIND, deadlines.retry, verify_causes);
+    let retry = Retry::new(K::KIND, deadlines, verify_causes);
     let mut verifier = Verifier { context, requests, watched, retry, compared: None };
     loop {
         let position = watcher.list().await;
@@ -128,7 +128,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
             // Perhaps only the verb `watch` is not allowed.
         } else if K::OPTIONAL && error.is_not_offered() {
             self.continue_without(error).await;
-            sleep(self.context.deadlines.watch()).await;
+            sleep(self.context.deadlines.watch).await;
         } else {
             self.wait(if self.delivered { Operation::List } else { Operation::FirstList }, error).await;
         }
@@ -247,7 +247,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
             self.deliver_progress(&position.version, progress).await;
         }
         match watch.started.elapsed() {
-            age if age < self.context.deadlines.watch() / 2 => Err(RequestError::EndedEarly(age)),
+            age if age < self.context.deadlines.watch / 2 => Err(RequestError::EndedEarly(age)),
             _ => Ok(()),
         }
     }

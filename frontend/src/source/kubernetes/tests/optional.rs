@@ -16,7 +16,7 @@ async fn reject(fixture: &mut Fixture, code: u16) {
 #[tokio::test]
 async fn service_cidrs_that_are_not_served_are_none_until_they_are() {
     for code in [404, 403] {
-        let short = Deadlines { watch_seconds: 1, ..deadlines() };
+        let short = Deadlines { watch: Duration::from_secs(1), ..deadlines() };
         let mut fixture = Fixture::new(short).await;
         // For a required kind this is a failure.
         fixture.server.call(ObjectKind::Node).await.reject(code);
@@ -46,7 +46,7 @@ async fn service_cidrs_are_listed_if_only_watches_are_not_allowed() {
 /// The server may be about to be restored from a backup.
 #[tokio::test]
 async fn service_cidrs_that_are_no_longer_served_stay() {
-    let mut fixture = Fixture::new(Deadlines { watch_seconds: 1, ..deadlines() }).await;
+    let mut fixture = Fixture::new(Deadlines { watch: Duration::from_secs(1), ..deadlines() }).await;
     let mut watch = fixture.server.stream(ObjectKind::ServiceCidr, "10", &[cidr()]).await;
     assert!(matches!(fixture.next().await, SourceUpdate::Replace(ObjectKind::ServiceCidr, found) if found.len() == 1));
     watch.error(410).await;

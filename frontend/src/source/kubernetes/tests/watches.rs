@@ -216,7 +216,7 @@ async fn watch_without_response_times_out() {
 async fn changes_that_watches_miss_are_listed() {
     // In real time: watches are resumed at once, and simulated time does not pass meanwhile.
     let silence = Duration::from_millis(100);
-    let short = Deadlines { watch_seconds: 0, silence, ..deadlines() };
+    let short = Deadlines { watch: Duration::ZERO, silence, ..deadlines() };
     let (mut fixture, mut watch) = Fixture::on_nodes(short, &[node("n1", "x", "1")]).await;
     loop {
         drop(watch);
