@@ -134,14 +134,12 @@ impl Frontend {
         let _ = timeout(max_drain_delay, self.context.streams.wait_closed()).await;
     }
 
-    /// Logs problems of objects and creates Events about them, at a limited rate. Returns when there may be more.
+    /// Logs and reports problems of objects, at a limited rate. Returns when there may be more.
     fn report_problems(&self) -> Option<Instant> {
         let (notices, next) = self.context.cluster.index().problems.take_notices(Instant::now());
         for notice in notices {
             notice.log();
-            if notice.makes_event() {
-                self.context.events.report(EventReport::Problem(notice));
-            }
+            self.context.events.report(EventReport::Problem(notice));
         }
         next
     }

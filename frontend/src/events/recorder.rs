@@ -67,16 +67,13 @@ const MAX_PAUSED: usize = 1024;
 /// What has been reported, and what of it has been sent.
 pub(super) struct EventRecorder {
     sender: EventSender,
-    failures: ReportedFailures,
+    /// The failures that were first reported within [`EXPIRY`].
+    failures: HashMap<FailureKey, FailureReport>,
     /// Starts of backends, and what does not work on nodes, not sent yet.
     of_nodes: VecDeque<Event>,
     /// Problems of objects, not sent yet.
     of_objects: VecDeque<Event>,
 }
-
-/// The failures that were first reported within [`EXPIRY`].
-#[derive(Debug, Default)]
-pub(super) struct ReportedFailures(HashMap<FailureKey, FailureReport>);
 
 /// Sends requests to the API server.
 struct EventSender {
@@ -90,7 +87,7 @@ struct EventSender {
 impl EventRecorder {
     pub(super) fn new(client: Client, instance: String) -> Self {
         let sender = EventSender { client, instance, paused: HashMap::new(), pauses: CountedLog::default() };
-        Self { sender, failures: ReportedFailures::default(), of_nodes: VecDeque::new(), of_objects: VecDeque::new() }
+        Self { sender, failures: HashMap::new(), of_nodes: VecDeque::new(), of_objects: VecDeque::new() }
     }
 
     /// Runs until the queue is closed.
@@ -100,7 +97,7 @@ impl EventRecorder {
         loop {
             tokio::select! {
                 report = reports.recv() => match report {
-                    Some(EventReport::Failed(node, failure)) => drop(self.failures.add(node, failure)),
+                    Some(EventReport::Failed(node, failure)) => drop(add_failure(&mut self.failures, node, failure)),
                     Some(EventReport::Started(start)) => add(&mut self.of_nodes, start.event(), MAX_WAITING),
                     Some(EventReport::Degraded(node, text)) => {
                         add(&mut self.of_nodes, event::of_degraded(node, text, Timestamp::now()), MAX_WAITING);
@@ -121,7 +118,7 @@ impl EventRecorder {
     /// nodes and objects, which take turns. Of these one that cannot be sent is dropped; that of a failure is sent
     /// later.
     async fn send_due(&mut self) {
-        let Self { sender, failures: ReportedFailures(failures), of_nodes, of_objects } = self;
+        let Self { sender, failures, of_nodes, of_objects } = self;
         failures.retain(|_, report| report.at.elapsed() < EXPIRY);
         let mut left = EVENTS_PER_TICK;
         let now = Instant::now();
@@ -163,23 +160,24 @@ fn add(waiting: &mut VecDeque<Event>, event: Event, max_of_namespace: usize) {
     }
 }
 
-impl ReportedFailures {
-    /// Adds a report. Returns whether there is room for it.
-    pub(super) fn add(&mut self, node: Arc<str>, failure: ServicePortFailure) -> bool {
-        let Self(failures) = self;
-        let key = FailureKey::of(failure);
-        if failures.contains_key(&key) {
-            return true;
-        }
-        let of_namespace = failures.keys().filter(|other| other.port.namespace == key.port.namespace).count();
-        let of_node = failures.values().filter(|report| report.node == node).count();
-        let has_room = of_namespace < MAX_FAILURES_OF_NAMESPACE && of_node < MAX_FAILURES_OF_NODE;
-        if failures.len() >= MAX_FAILURES || !has_room {
-            return false;
-        }
-        failures.insert(key, FailureReport::now(node));
-        true
+/// Adds the report of a failure. Returns whether there is room for it.
+pub(super) fn add_failure(
+    failures: &mut HashMap<FailureKey, FailureReport>,
+    node: Arc<str>,
+    failure: ServicePortFailure,
+) -> bool {
+    let key = FailureKey::of(failure);
+    if failures.contains_key(&key) {
+        return true;
     }
+    let of_namespace = failures.keys().filter(|other| other.port.namespace == key.port.namespace).count();
+    let of_node = failures.values().filter(|report| report.node == node).count();
+    let has_room = of_namespace < MAX_FAILURES_OF_NAMESPACE && of_node < MAX_FAILURES_OF_NODE;
+    if failures.len() >= MAX_FAILURES || !has_room {
+        return false;
+    }
+    failures.insert(key, FailureReport::now(node));
+    true
 }
 
 impl EventSender {

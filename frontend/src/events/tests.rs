@@ -1,7 +1,7 @@
 //! The requests that a fake API server receives.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -11,7 +11,7 @@ use kube::{Client, Config};
 use proto::model::{FailureKind, Protocol, ServicePortKey};
 use serde_json::{Value, json};
 
-use super::{recorder::ReportedFailures, *};
+use super::{recorder::add_failure, *};
 use crate::{
     index::ProblemCause,
     object::{ObjectKind, ObjectProblem},
@@ -299,11 +299,11 @@ async fn problems_of_many_objects_leave_room_for_starts() {
 
 #[test]
 fn node_with_many_failures_leaves_others_their_events() {
-    let mut failures = ReportedFailures::default();
+    let mut failures = HashMap::new();
     let mut add = |node: &str, number: usize| {
         let key = ServicePortKey::new(format!("shop-{}", number % 16), "web", "http", Protocol::Tcp);
         let reason = format!("reason {number}");
-        failures.add(node.into(), ServicePortFailure::rejected(key, reason))
+        add_failure(&mut failures, node.into(), ServicePortFailure::rejected(key, reason))
     };
     assert_eq!((0..4000).filter(|number| add("node-a", *number)).count(), 512);
     assert!(add("node-b", 4000));

@@ -326,11 +326,6 @@ impl ObjectProblems {
 }
 
 impl ObjectNotice {
-    /// Whether an Event tells of it: a Service or an EndpointSlice has problems now.
-    pub(crate) fn makes_event(&self) -> bool {
-        matches!(self.kind, ObjectKind::Service | ObjectKind::EndpointSlice) && !self.problems.is_empty()
-    }
-
     fn of((kind, name): &ObjectId, object: Option<&ObjectProblems>, changes: u64) -> Self {
         Self {
             kind: *kind,
