@@ -27,7 +27,7 @@ use std::{sync::Arc, time::Duration};
 use futures::{Stream, StreamExt as _};
 use proto::{
     InvalidMessage, MAX_MESSAGE_BYTES,
-    model::{ClientMessage, Hello, KindVersions, Revision, Role, ServerMessage, SourceVersion, VersionMismatch},
+    model::{ClientMessage, Hello, KindVersions, Revision, Role, ServerMessage, SourceVersion},
 };
 use runtime::{Rate, Shutdown};
 use tokio::{
@@ -89,8 +89,8 @@ pub enum SessionError {
     #[error(transparent)]
     Denied(#[from] AccessDenied),
     /// The client and this frontend support different protocol versions.
-    #[error(transparent)]
-    Version(#[from] VersionMismatch),
+    #[error("no common protocol version: {0}")]
+    Version(String),
     /// A message of the client is invalid.
     #[error(transparent)]
     Invalid(#[from] InvalidMessage),
@@ -155,7 +155,7 @@ pub(crate) async fn run(
             return Err(SessionError::Invalid(InvalidMessage { field: "hello.node".to_owned(), reason }));
         }
         identity.may_follow(&node, role)?;
-        hello.check_version()?;
+        hello.check_version().map_err(SessionError::Version)?;
         let streams = context.config.node_limits.streams;
         context.rate_limiter.open_stream(&hello).ok_or(SessionError::TooManyStreams(streams))
     })();

@@ -14,7 +14,6 @@ pub(crate) use pool::{FLAG_TERMINATING, pack_endpoint};
 pub use scheduler::{IpvsScheduler, ParseSchedulerError, SchedulerFlags};
 pub use service_port::{Protocol, ServicePort, ServicePortKey, TrafficPolicy};
 pub use session::{
-    Ack, Bookmark, ClientMessage, FailureKind, Hello, Role, ServerMessage, ServicePortFailure, SyncMode,
-    VersionMismatch, Welcome,
+    Ack, Bookmark, ClientMessage, FailureKind, Hello, Role, ServerMessage, ServicePortFailure, SyncMode, Welcome,
 };
 pub use update::{Batch, ClusterInfo, Epoch, KindVersions, NodeInfo, Operation, Revision, SourceVersion};

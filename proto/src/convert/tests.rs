@@ -365,14 +365,11 @@ fn hello_from_wire(hello: v1::Hello) -> Result<Hello, String> {
 fn other_versions_are_rejected_with_both_and_what_to_upgrade() {
     let checked = |version| {
         let hello = v1::Hello { protocol_version: version, node: "a".into(), ..Default::default() };
-        hello_from_wire(hello).unwrap().check_version().map_err(|error| error.to_string())
+        hello_from_wire(hello).unwrap().check_version()
     };
     assert_eq!(checked(1), Ok(()));
     for (version, peer) in [(0, "client"), (2, "frontend")] {
-        let expected = format!(
-            "no common protocol version: the client supports version {version}, this frontend version 1; \
-             upgrade the {peer}"
-        );
+        let expected = format!("the client supports version {version}, this frontend version 1; upgrade the {peer}");
         assert_eq!(checked(version), Err(expected));
     }
 }

@@ -1,6 +1,7 @@
 //! The messages of a stream. `fairlead local` passes them within the process, without encoding.
 
 use std::{
+    cmp::Ordering,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -74,25 +75,21 @@ pub struct Hello {
     pub started: Option<SystemTime>,
 }
 
-/// A client and a frontend of this build support different protocol versions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "no common protocol version: the client supports version {client}, this frontend version {PROTOCOL_VERSION}; \
-     upgrade the {}",
-    if *.client < PROTOCOL_VERSION { "client" } else { "frontend" }
-)]
-pub struct VersionMismatch {
-    /// The version of the client.
-    pub client: u32,
-}
-
 impl Hello {
     /// Whether this build can serve the client.
     ///
     /// # Errors
-    /// If it supports another protocol version.
-    pub fn check_version(&self) -> Result<(), VersionMismatch> {
-        if self.version == PROTOCOL_VERSION { Ok(()) } else { Err(VersionMismatch { client: self.version }) }
+    /// If it supports another protocol version: both versions, and what to upgrade.
+    pub fn check_version(&self) -> Result<(), String> {
+        let Self { version, .. } = self;
+        let outdated = match version.cmp(&PROTOCOL_VERSION) {
+            Ordering::Equal => return Ok(()),
+            Ordering::Less => "client",
+            Ordering::Greater => "frontend",
+        };
+        Err(format!(
+            "the client supports version {version}, this frontend version {PROTOCOL_VERSION}; upgrade the {outdated}"
+        ))
     }
 }
 

@@ -51,7 +51,7 @@ impl ScriptedFrontend<'_> {
             return violation(format!("sent Hello for node {:?} instead of {:?}", hello.node, self.node));
         }
         if let Err(error) = hello.check_version() {
-            return violation(format!("sent Hello, but there is {error}"));
+            return violation(format!("sent Hello, but there is no common protocol version: {error}"));
         }
         if hello.role != Role::Backend {
             return violation("sent Hello with another role than ROLE_BACKEND");
