@@ -159,10 +159,10 @@ pub(crate) async fn run(
         let streams = context.config.node_limits.streams;
         context.rate_limiter.open_stream(&hello).ok_or(SessionError::TooManyStreams(streams))
     })();
-    let permit = permit.inspect_err(|error: &SessionError| {
+    let report = |error: &SessionError, text: &str| {
         match context.count_session_error(&client) {
-            Some(count) => info!(parent: &span, error = excerpt(error), count, "stream rejected"),
-            None => debug!(parent: &span, error = excerpt(error), "stream rejected"),
+            Some(count) => info!(parent: &span, error = excerpt(error), count, "{text}"),
+            None => debug!(parent: &span, error = excerpt(error), "{text}"),
         }
         let is_denied = matches!(error, SessionError::Denied(_));
         context.metrics.rejected(if is_denied { Rejection::NotPermitted } else { Rejection::Protocol });
@@ -170,7 +170,8 @@ pub(crate) async fn run(
         if is_valid && !is_denied && role == Role::Backend {
             context.streams.set_error(&node, excerpt(error));
         }
-    })?;
+    };
+    let permit = permit.inspect_err(|error| report(error, "stream rejected"))?;
     async {
         let mut output = MessageSink::new(output);
         let age = context.config.max_stream_age.map(jittered);
@@ -190,19 +191,12 @@ pub(crate) async fn run(
                 drain(&context, reason, input, output).await
             }
             SessionEnd::ProtocolError(error) => {
-                match context.count_session_error(&client) {
-                    Some(count) => info!(error = excerpt(&error), count, "stream closed after a protocol error"),
-                    None => debug!(error = excerpt(&error), "stream closed after a protocol error"),
-                }
-                context.metrics.rejected(Rejection::Protocol);
-                if role == Role::Backend {
-                    context.streams.set_error(&node, excerpt(&error));
-                }
+                report(&error, "stream closed after a protocol error");
                 Err(error)
             }
         }
     }
-    .instrument(span)
+    .instrument(span.clone())
     .await
 }
 
