@@ -38,8 +38,10 @@ pub struct Config {
     pub catch_up_timeout: Duration,
     /// How much of the change history is kept for nodes that reconnect.
     pub history: HistoryLimits,
-    /// What one node may request.
-    pub node_limits: NodeLimits,
+    /// How many streams one node may have at a time, for each role.
+    pub streams_per_node: usize,
+    /// How often a stream of one node may start, or be sent another snapshot or repair.
+    pub syncs_per_node: Rate,
     /// How often a client may send its last Ack again on one stream, unless everything is programmed then.
     pub repeated_acks: Rate,
     /// What one connection may do.
@@ -70,15 +72,6 @@ pub struct ConnectionLimits {
     pub unknown_sources: ConnectionBounds,
     /// Connections of identified clients: in total, and for each identity.
     pub identified: ConnectionBounds,
-}
-
-/// What one node may request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NodeLimits {
-    /// Streams at a time, for each role.
-    pub streams: usize,
-    /// How often a stream may start, or be sent another snapshot or repair.
-    pub syncs: Rate,
 }
 
 /// How much history is kept.
@@ -115,7 +108,8 @@ impl Default for Config {
             catch_up_timeout: Duration::from_secs(5),
             // Hours of a busy cluster. A reconnect beyond that costs a comparison of digests.
             history: HistoryLimits::default(),
-            node_limits: NodeLimits { streams: 16, syncs: Rate { burst: 4, every: Duration::from_secs(1) } },
+            streams_per_node: 16,
+            syncs_per_node: Rate { burst: 4, every: Duration::from_secs(1) },
             repeated_acks: Rate { burst: 64, every: Duration::from_millis(100) },
             connections: ConnectionLimits::default(),
             max_stream_age: None,

@@ -79,7 +79,7 @@ impl FrontendContext {
             streams: Arc::default(),
             drains: WaitingDrains::default(),
             rebuild_queue: RebuildQueue::new(config.max_concurrent_rebuilds, config.rebuild_timeout),
-            rate_limiter: RateLimiter::new(config.node_limits),
+            rate_limiter: RateLimiter::new(config.streams_per_node, config.syncs_per_node),
             node_sources: Mutex::default(),
             answers: Answers::default(),
             plans: Arc::new(Semaphore::new(1)),

@@ -66,7 +66,7 @@ mod tls;
 mod view;
 mod waiting_drains;
 
-pub use config::{Config, ConnectionLimits, HistoryLimits, NodeLimits};
+pub use config::{Config, ConnectionLimits, HistoryLimits};
 pub use context::StreamStats;
 pub use discovery::discover_frontends;
 pub use engine::Frontend;

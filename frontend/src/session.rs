@@ -156,7 +156,7 @@ pub(crate) async fn run(
         }
         identity.may_follow(&node, role)?;
         hello.check_version().map_err(SessionError::Version)?;
-        let streams = context.config.node_limits.streams;
+        let streams = context.config.streams_per_node;
         context.rate_limiter.open_stream(&hello).ok_or(SessionError::TooManyStreams(streams))
     })();
     let report = |error: &SessionError, text: &str| {

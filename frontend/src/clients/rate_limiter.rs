@@ -18,7 +18,7 @@ use runtime::{Rate, TokenBucket, lock};
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
-use crate::{config::NodeLimits, identity::Identity, per_client::PerClient};
+use crate::{identity::Identity, per_client::PerClient};
 
 /// How often a client may ask about drains: a node on which 96 pods end asks for each of them at once, and again each
 /// second.
@@ -27,7 +27,10 @@ const QUESTIONS: Rate = Rate { burst: 512, every: Duration::from_millis(5) };
 /// The limits of all clients.
 #[derive(Debug)]
 pub(crate) struct RateLimiter {
-    limits: NodeLimits,
+    /// How many streams a node may have at a time, for each role.
+    streams: usize,
+    /// How often it may be sent its state.
+    syncs: Rate,
     nodes: Mutex<PerClient<(Arc<str>, Role), NodeUsage>>,
     /// Of authenticated clients: not more than nodes and administrators.
     questions: Mutex<PerClient<Identity, TokenBucket>>,
@@ -44,20 +47,19 @@ pub(crate) struct StreamPermit {
 type NodeUsage = Arc<Mutex<TokenBucket>>;
 
 impl RateLimiter {
-    pub(crate) fn new(limits: NodeLimits) -> Self {
-        Self { limits, nodes: Mutex::default(), questions: Mutex::default() }
+    pub(crate) fn new(streams: usize, syncs: Rate) -> Self {
+        Self { streams, syncs, nodes: Mutex::default(), questions: Mutex::default() }
     }
 
     /// Counts another stream; `None` if the node may not have it.
     pub(crate) fn open_stream(&self, hello: &Hello) -> Option<StreamPermit> {
-        let NodeLimits { streams, syncs } = self.limits;
         let now = Instant::now();
         let open = |usage: &NodeUsage| Arc::strong_count(usage) - 1;
         let is_used = |usage: &NodeUsage| open(usage) > 0 || !lock(usage).is_full(now);
         let new = || Arc::new(Mutex::new(TokenBucket::full(now)));
         let mut nodes = lock(&self.nodes);
         let usage = nodes.entry((hello.node.clone(), hello.role), is_used, new);
-        (open(usage) < streams).then(|| StreamPermit { syncs, usage: usage.clone() })
+        (open(usage) < self.streams).then(|| StreamPermit { syncs: self.syncs, usage: usage.clone() })
     }
 
     /// Counts a question about a drain. Returns whether the client may ask it.
@@ -84,11 +86,11 @@ mod tests {
     use super::*;
     use crate::{per_client::MIN_CLEANUP, testing::hello};
 
-    const LIMITS: NodeLimits = NodeLimits { streams: 2, syncs: Rate { burst: 1, every: Duration::from_secs(1) } };
+    const SYNCS: Rate = Rate { burst: 1, every: Duration::from_secs(1) };
 
     #[test]
     fn streams_are_limited_per_node_and_role() {
-        let rate_limiter = RateLimiter::new(LIMITS);
+        let rate_limiter = RateLimiter::new(2, SYNCS);
         let observer = Hello { role: Role::Observer, ..hello("node-0") };
         let first = rate_limiter.open_stream(&hello("node-0")).unwrap();
         let _second = rate_limiter.open_stream(&hello("node-0")).unwrap();
@@ -101,7 +103,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn reconnecting_gains_no_token_and_cancelling_takes_none() {
-        let rate_limiter = RateLimiter::new(LIMITS);
+        let rate_limiter = RateLimiter::new(2, SYNCS);
         let start = Instant::now();
         rate_limiter.open_stream(&hello("node-0")).unwrap().acquire_sync().await;
         for _ in 0..100 {
@@ -117,7 +119,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn node_in_a_loop_is_refused_and_others_are_not() {
-        let rate_limiter = RateLimiter::new(LIMITS);
+        let rate_limiter = RateLimiter::new(2, SYNCS);
         let asked = |client: &Identity| (0..2000).filter(|_| rate_limiter.count_question(client)).count();
         let [one, other] = ["one", "other"].map(|name| Identity::Node(name.into()));
         assert_eq!((asked(&one), asked(&other), asked(&Identity::Trusted)), (512, 512, 2000));
@@ -127,7 +129,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn entries_of_gone_nodes_are_removed() {
-        let rate_limiter = RateLimiter::new(LIMITS);
+        let rate_limiter = RateLimiter::new(2, SYNCS);
         let stays = rate_limiter.open_stream(&hello("stays")).unwrap();
         for number in 0..10_000 {
             rate_limiter.open_stream(&hello(&format!("node-{number}"))).unwrap().acquire_sync().await;

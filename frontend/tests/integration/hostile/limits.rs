@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fairlead_frontend::{Config, NodeLimits, Rate};
+use fairlead_frontend::{Config, Rate};
 use tokio::time::{sleep, timeout};
 use tonic::Code;
 
@@ -15,8 +15,8 @@ use super::{
 #[tokio::test]
 async fn stream_starts_of_a_node_are_limited() {
     let every = Duration::from_millis(500);
-    let node_limits = NodeLimits { streams: 4, syncs: Rate { burst: 3, every } };
-    let server = Server::start(Config { node_limits, ..Config::default() }, 20).await;
+    let syncs_per_node = Rate { burst: 3, every };
+    let server = Server::start(Config { streams_per_node: 4, syncs_per_node, ..Config::default() }, 20).await;
     let mut good = Client::join(&server, "good").await;
     let baseline = server.measure_baseline(&mut good).await;
     let (before, begun) = (server.frontend.stream_stats(), Instant::now());
@@ -46,9 +46,8 @@ async fn stream_starts_of_a_node_are_limited() {
 
 #[tokio::test]
 async fn streams_of_a_node_are_limited() {
-    let rate = Rate { burst: 100, every: Duration::from_secs(1) };
-    let node_limits = NodeLimits { streams: 4, syncs: rate };
-    let server = Server::start(Config { node_limits, ..Config::default() }, 5).await;
+    let syncs_per_node = Rate { burst: 100, every: Duration::from_secs(1) };
+    let server = Server::start(Config { streams_per_node: 4, syncs_per_node, ..Config::default() }, 5).await;
     let mut streams = Vec::new();
     for _ in 0..4 {
         let mut stream = server.hello(hello("node")).await;

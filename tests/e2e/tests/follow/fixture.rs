@@ -14,7 +14,7 @@ use backend::{
     StoredState,
     testing::{Call, FakeKernel},
 };
-use frontend::{Config, Frontend, HistoryLimits, Listener, NodeLimits, Rate, object::SourceUpdate};
+use frontend::{Config, Frontend, HistoryLimits, Listener, Rate, object::SourceUpdate};
 use proto::{
     model::{
         Ack, Bookmark, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, ServicePortKey,
@@ -129,7 +129,6 @@ impl<C: Connect> Connect for CuttableConnect<C> {
 
 impl RunningFrontend {
     async fn start(address: &str, cluster: &TestCluster, history: usize) -> Self {
-        let node_limits = Config::default().node_limits;
         let config = Config {
             commit_interval: Duration::from_millis(1),
             bookmark_interval: Duration::from_millis(20),
@@ -137,7 +136,7 @@ impl RunningFrontend {
             drain_grace: Duration::from_millis(50),
             history: HistoryLimits { entries: history, bytes: 16 << 20 },
             // The default limits of new streams are too low for this test, which cuts streams often.
-            node_limits: NodeLimits { syncs: Rate { burst: 1000, every: Duration::from_millis(1) }, ..node_limits },
+            syncs_per_node: Rate { burst: 1000, every: Duration::from_millis(1) },
             ..Config::default()
         };
         let frontend = Frontend::new(config);

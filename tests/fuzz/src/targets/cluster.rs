@@ -11,7 +11,7 @@ use std::{
 };
 
 use frontend::{
-    Config, Frontend, NodeLimits, Rate,
+    Config, Frontend, Rate,
     fuzzing::{Credentials, Sessions},
 };
 use proto::{model, v1};
@@ -36,7 +36,8 @@ fn frontend() -> Frontend {
         commit_interval: Duration::ZERO,
         commit_interval_per_stream: Duration::ZERO,
         catch_up_timeout: Duration::from_millis(1),
-        node_limits: NodeLimits { streams: 1024, syncs: often },
+        streams_per_node: 1024,
+        syncs_per_node: often,
         repeated_acks: often,
         ..Config::default()
     })
