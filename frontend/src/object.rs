@@ -44,6 +44,9 @@ pub struct ObjectName {
     pub name: Arc<str>,
 }
 
+/// Identifies an object.
+pub(crate) type ObjectId = (ObjectKind, ObjectName);
+
 /// A Service that is programmed: neither headless nor ExternalName, and not labelled for another proxy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceObject {

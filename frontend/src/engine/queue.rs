@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque, hash_map::Entry};
 
-use crate::object::{ObjectKind, ObjectName, SourceUpdate};
+use crate::object::{ObjectId, SourceUpdate};
 
 /// In the order of their arrival, except that an update of an object takes the place of one that waits: who changes an
 /// object all the time, however long that takes to apply, delays others by one update of it. The result does not depend
@@ -13,7 +13,7 @@ pub(super) struct UpdateQueue {
     /// How many were taken out so far.
     taken: usize,
     /// Where the update of an object is, counted from the first one ever.
-    places: HashMap<(ObjectKind, ObjectName), usize>,
+    places: HashMap<ObjectId, usize>,
 }
 
 impl UpdateQueue {
@@ -54,7 +54,7 @@ impl UpdateQueue {
     }
 }
 
-fn object_of(update: &SourceUpdate) -> Option<(ObjectKind, ObjectName)> {
+fn object_of(update: &SourceUpdate) -> Option<ObjectId> {
     match update {
         SourceUpdate::Apply(parsed) => Some((parsed.kind, parsed.name.clone())),
         SourceUpdate::Delete(kind, name) => Some((*kind, name.clone())),
@@ -65,6 +65,7 @@ fn object_of(update: &SourceUpdate) -> Option<(ObjectKind, ObjectName)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::object::{ObjectKind, ObjectName};
 
     fn delete(name: &str) -> SourceUpdate {
         SourceUpdate::Delete(ObjectKind::Service, ObjectName::new("ns", name))

@@ -11,7 +11,7 @@ use runtime::{Rate, TokenBucket};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::object::{ObjectKind, ObjectName, ObjectProblem};
+use crate::object::{ObjectId, ObjectKind, ObjectName, ObjectProblem};
 
 use super::{
     keys::service_of,
@@ -39,8 +39,6 @@ pub(crate) struct ProblemLog {
     /// When the bucket has a token again, and the object that gets it: all take turns.
     blocked: Option<(Instant, ObjectId)>,
 }
-
-type ObjectId = (ObjectKind, ObjectName);
 
 /// How problems of an object are found. They are listed in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

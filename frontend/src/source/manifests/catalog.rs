@@ -7,8 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::document::{FileContents, ManifestFormat, ObjectKey};
-use crate::object::{ObjectKind, ParsedObject, SourceUpdate};
+use super::document::{FileContents, ManifestFormat};
+use crate::object::{ObjectId, ObjectKind, ParsedObject, SourceUpdate};
 
 /// A directory as it was last read.
 #[derive(Debug, Default)]
@@ -17,7 +17,7 @@ pub(super) struct Catalog {
     /// With the objects of the last successful read.
     files: BTreeMap<OsString, FileContents>,
     /// The files that contain an object. The first by name is used.
-    files_of: BTreeMap<ObjectKey, BTreeSet<OsString>>,
+    files_of: BTreeMap<ObjectId, BTreeSet<OsString>>,
 }
 
 /// The changes since the last refresh.
@@ -57,7 +57,7 @@ impl Catalog {
                 let is_new = |problem: &&String| last.is_none_or(|last| !last.problems.contains(problem));
                 let problems = contents.problems.iter().filter(is_new);
                 refreshed.problems.extend(problems.map(|problem| (name.clone(), problem.clone())));
-                let is_new = |key: &&ObjectKey| last.is_none_or(|last| !last.objects.contains_key(*key));
+                let is_new = |key: &&ObjectId| last.is_none_or(|last| !last.objects.contains_key(*key));
                 added.extend(contents.objects.keys().filter(is_new).map(|key| (name.clone(), key.clone())));
                 self.put(name.clone(), contents, &mut before);
             }
@@ -114,13 +114,13 @@ impl Catalog {
     }
 
     /// Whether an object that was added to a file is in another one: of two that it was added to, in the later one.
-    fn is_duplicate(&self, name: &OsString, key: &ObjectKey, added: &BTreeSet<(OsString, ObjectKey)>) -> bool {
+    fn is_duplicate(&self, name: &OsString, key: &ObjectId, added: &BTreeSet<(OsString, ObjectId)>) -> bool {
         let mut files = self.files_of.get(key).into_iter().flatten();
         files.any(|file| file < name || file > name && !added.contains(&(file.clone(), key.clone())))
     }
 
     /// Replaces the contents of a file. Adds the objects that were used to `before`, unless they are there.
-    fn put(&mut self, name: OsString, contents: FileContents, before: &mut BTreeMap<ObjectKey, Option<ParsedObject>>) {
+    fn put(&mut self, name: OsString, contents: FileContents, before: &mut BTreeMap<ObjectId, Option<ParsedObject>>) {
         let last = self.files.get(&name).into_iter();
         let keys: BTreeSet<_> = last.chain([&contents]).flat_map(|file| file.objects.keys().cloned()).collect();
         for key in keys {
@@ -143,7 +143,7 @@ impl Catalog {
     }
 
     /// The object that is used.
-    fn get(&self, key: &ObjectKey) -> Option<&ParsedObject> {
+    fn get(&self, key: &ObjectId) -> Option<&ParsedObject> {
         self.files.get(self.files_of.get(key)?.first()?)?.objects.get(key)
     }
 }

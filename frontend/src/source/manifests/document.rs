@@ -14,13 +14,10 @@ use serde_json::Value;
 use serde_saphyr::Spanned;
 
 use super::super::parse;
-use crate::object::{ObjectKind, ObjectName, ParsedObject};
+use crate::object::{ObjectId, ObjectKind, ParsedObject};
 
 /// The namespace of objects without one, as for `kubectl`.
 const DEFAULT_NAMESPACE: &str = "default";
-
-/// Identifies an object in a directory.
-pub(super) type ObjectKey = (ObjectKind, ObjectName);
 
 /// The format of a file, by its extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +32,7 @@ pub(crate) enum ManifestFormat {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct FileContents {
     /// The objects of the supported kinds.
-    pub(super) objects: BTreeMap<ObjectKey, ParsedObject>,
+    pub(super) objects: BTreeMap<ObjectId, ParsedObject>,
     /// Documents that are not used, each with its position in the file and the reason.
     pub(super) problems: Vec<String>,
 }

@@ -1,6 +1,7 @@
 //! The objects and problems that a text is parsed into.
 
 use super::*;
+use crate::object::ObjectName;
 
 #[track_caller]
 fn read(text: &str) -> FileContents {
