@@ -49,23 +49,6 @@ pub(crate) struct FrontendContext {
     mismatches: Mutex<CountedLog<(Identity, bool)>>,
 }
 
-/// Counts of the work done for streams, and how many streams are waiting for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StreamStats {
-    /// Clients that are being sent a snapshot or a repair, whatever the number of their streams.
-    pub rebuilds_running: usize,
-    /// Streams that wait for their turn to be sent one.
-    pub rebuilds_waiting: usize,
-    /// Snapshots and repairs built so far.
-    pub rebuilds: u64,
-    /// Chunks of operations encoded so far.
-    pub chunks_encoded: u64,
-    /// Chunks of operations sent so far, each counted once per stream.
-    pub chunks_sent: u64,
-    /// Streams that started although their client had a newer source version than this frontend.
-    pub rollbacks: u64,
-}
-
 /// The most problems that are listed: a response has 16 MiB.
 const MAX_PROBLEMS: usize = 1000;
 
@@ -103,18 +86,6 @@ impl FrontendContext {
     /// Counts a wrong digest, as [`Self::count_session_error`] does; rejected clients do not take its lines.
     pub(crate) fn count_mismatch(&self, client: &Identity, is_after_snapshot: bool) -> Option<u64> {
         lock(&self.mismatches).record((client.clone(), is_after_snapshot))
-    }
-
-    pub(crate) fn stats(&self) -> StreamStats {
-        let Self { cluster, rebuild_queue, metrics, .. } = self;
-        StreamStats {
-            rebuilds_running: rebuild_queue.running(),
-            rebuilds_waiting: rebuild_queue.waiting(),
-            rebuilds: cluster.log().rebuilds,
-            chunks_encoded: metrics.chunks_encoded.get(),
-            chunks_sent: metrics.chunks_sent.get(),
-            rollbacks: metrics.rollbacks.get(),
-        }
     }
 
     /// All problems, up to about [`MAX_PROBLEMS`]: of the TLS files first, then missing Nodes and Nodes that have lost

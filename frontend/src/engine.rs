@@ -17,12 +17,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
-    Config,
-    cluster::Commit,
-    context::{FrontendContext, StreamStats},
-    events::EventReport,
-    object::SourceUpdate,
-    source::Freshness,
+    Config, cluster::Commit, context::FrontendContext, events::EventReport, object::SourceUpdate, source::Freshness,
 };
 
 use queue::UpdateQueue;
@@ -37,6 +32,23 @@ const MAX_APPLY_TIME: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug)]
 pub struct Frontend {
     pub(crate) context: Arc<FrontendContext>,
+}
+
+/// Counts of the work done for streams, and how many streams are waiting for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamStats {
+    /// Clients that are being sent a snapshot or a repair, whatever the number of their streams.
+    pub rebuilds_running: usize,
+    /// Streams that wait for their turn to be sent one.
+    pub rebuilds_waiting: usize,
+    /// Snapshots and repairs built so far.
+    pub rebuilds: u64,
+    /// Chunks of operations encoded so far.
+    pub chunks_encoded: u64,
+    /// Chunks of operations sent so far, each counted once per stream.
+    pub chunks_sent: u64,
+    /// Streams that started although their client had a newer source version than this frontend.
+    pub rollbacks: u64,
 }
 
 impl Frontend {
@@ -147,7 +159,15 @@ impl Frontend {
     /// Counts of the work done for streams so far.
     #[must_use]
     pub fn stream_stats(&self) -> StreamStats {
-        self.context.stats()
+        let FrontendContext { rebuild_queue, metrics, .. } = &*self.context;
+        StreamStats {
+            rebuilds_running: rebuild_queue.running(),
+            rebuilds_waiting: rebuild_queue.waiting(),
+            rebuilds: metrics.rebuilds.get(),
+            chunks_encoded: metrics.chunks_encoded.get(),
+            chunks_sent: metrics.chunks_sent.get(),
+            rollbacks: metrics.rollbacks.get(),
+        }
     }
 
     /// Creates Events for the failures and starts of nodes, until the shutdown. `instance` is the `reportingInstance`.

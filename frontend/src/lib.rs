@@ -67,9 +67,8 @@ mod view;
 mod waiting_drains;
 
 pub use config::{Config, ConnectionLimits, HistoryLimits};
-pub use context::StreamStats;
 pub use discovery::discover_frontends;
-pub use engine::Frontend;
+pub use engine::{Frontend, StreamStats};
 pub use runtime::Rate;
 pub use server::{Listener, TlsAuth};
 pub use session::SessionError;

@@ -112,8 +112,6 @@ pub(crate) struct ChangeLog {
     pub(crate) service_ports: usize,
     /// How many endpoints they have.
     pub(crate) endpoints: usize,
-    /// How many snapshots and repairs have been built.
-    pub(crate) rebuilds: u64,
     kind_versions: KindVersions,
 }
 
@@ -218,7 +216,6 @@ impl ChangeLog {
             changes: ChangeHistory::default(),
             service_ports: 0,
             endpoints: 0,
-            rebuilds: 0,
             kind_versions: KindVersions::default(),
         }
     }
@@ -295,7 +292,7 @@ impl ChangeLog {
     /// The current state of a node, and the changes since a time since which all are known: undone, they lead to the
     /// state at that time.
     pub(crate) fn state_at(&mut self, node: &str, at: SystemTime) -> (Vec<Arc<EncodedChunk>>, ChangesSince) {
-        let current = self.build(node, (0..=BUCKETS).collect()).chunks;
+        let current = self.snapshot(node).chunks;
         (current, self.changes_while(node, |time| time > at))
     }
 

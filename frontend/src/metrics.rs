@@ -33,6 +33,8 @@ pub(crate) struct Metrics {
     rejections: Family<Label, Counter>,
     evictions: Family<Label, Counter>,
     pub(crate) rollbacks: Counter,
+    /// Snapshots and repairs.
+    pub(crate) rebuilds: Counter,
     /// Each chunk counts once.
     pub(crate) chunks_encoded: Counter,
     /// Each chunk counts once per stream.
@@ -65,6 +67,7 @@ impl Default for Metrics {
             rejections: Family::default(),
             evictions: Family::default(),
             rollbacks: Counter::default(),
+            rebuilds: Counter::default(),
             chunks_encoded: Counter::default(),
             chunks_sent: Counter::default(),
         }
@@ -125,6 +128,8 @@ impl Metrics {
         let text = "Streams whose client was rolled back: it had a newer source version than this replica, which did \
                     not catch up in time";
         registry.register("rollbacks", text, self.rollbacks.clone());
+        let text = "Snapshots and repairs that were built, at the start of streams and later";
+        registry.register("rebuilds", text, self.rebuilds.clone());
         let text =
             "Chunks of operations that were encoded. A chunk for many nodes is encoded once: compare with chunks_sent";
         registry.register("chunks_encoded", text, self.chunks_encoded.clone());

@@ -25,7 +25,7 @@ use crate::{
     Frontend,
     cached::Cached,
     cluster::ClusterState,
-    context::{FrontendContext, StreamStats},
+    context::FrontendContext,
     index::ProblemCounts,
     object::ObjectKind,
     source::{KindFreshness, WatchPhase},
@@ -173,14 +173,12 @@ impl Scrape {
         writer.labelled_gauge("node_lag", text, Some(Unit::Seconds), quantiles(&mut lags))
     }
 
-    fn work(&self, writer: &mut Writer<'_>) -> fmt::Result {
-        let StreamStats { rebuilds_running, rebuilds_waiting, rebuilds, .. } = self.0.stats();
+    fn rebuild_queue(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        let queue = &self.0.rebuild_queue;
         let text = "Nodes and administrators that are being sent a snapshot or a repair.";
-        writer.gauge("rebuilds_running", text, None, rebuilds_running as f64)?;
+        writer.gauge("rebuilds_running", text, None, queue.running() as f64)?;
         let text = "Streams that wait in the queue for a snapshot or a repair.";
-        writer.gauge("rebuilds_waiting", text, None, rebuilds_waiting as f64)?;
-        let text = "Snapshots and repairs that were built, at the start of streams and later.";
-        writer.counter("rebuilds", text, rebuilds)
+        writer.gauge("rebuilds_waiting", text, None, queue.waiting() as f64)
     }
 
     fn watches(&self, writer: &mut Writer<'_>) -> fmt::Result {
@@ -204,7 +202,7 @@ impl Collector for Scrape {
         let mut writer = Writer::new(encoder);
         self.cluster(&mut writer)?;
         self.nodes(&mut writer)?;
-        self.work(&mut writer)?;
+        self.rebuild_queue(&mut writer)?;
         self.watches(&mut writer)
     }
 }

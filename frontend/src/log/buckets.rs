@@ -96,12 +96,6 @@ impl ChangeLog {
 
     /// Replaces the given digest entries (buckets and [`INFO_ENTRY`]) of a node.
     pub(crate) fn rebuild(&mut self, node: &str, entries: BTreeSet<usize>) -> NodeUpdate {
-        self.rebuilds += 1;
-        self.build(node, entries)
-    }
-
-    /// Like [`Self::rebuild`], for people: it is not counted.
-    pub(super) fn build(&mut self, node: &str, entries: BTreeSet<usize>) -> NodeUpdate {
         let zone: Arc<str> = self.zone(node).into();
         let mut chunks = Vec::new();
         if entries.contains(&usize::from(INFO_ENTRY)) {

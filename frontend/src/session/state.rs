@@ -438,7 +438,7 @@ impl<'a> Session<'a> {
             agrees.then(|| log.rebuild(&self.node, BTreeSet::new()))
         };
         if let Some(update) = empty {
-            return self.send(update).await;
+            return self.send_rebuild(update).await;
         }
         self.acquire_rebuild_permit().await?;
         let (buckets, update) = {
@@ -447,7 +447,7 @@ impl<'a> Session<'a> {
             (differing.len(), log.rebuild(&self.node, differing))
         };
         info!(buckets, revision = %update.target, "sending a repair");
-        self.send(update).await
+        self.send_rebuild(update).await
     }
 
     async fn send_snapshot(&mut self) -> Result<(), SessionEnd> {
@@ -455,6 +455,12 @@ impl<'a> Session<'a> {
         self.acquire_rebuild_permit().await?;
         let update = self.context.cluster.log().snapshot(&self.node);
         debug!(revision = %update.target, "sending a snapshot");
+        self.send_rebuild(update).await
+    }
+
+    /// Sends a snapshot or a repair.
+    async fn send_rebuild(&mut self, update: NodeUpdate) -> Result<(), SessionEnd> {
+        self.context.metrics.rebuilds.inc();
         self.send(update).await
     }
 
