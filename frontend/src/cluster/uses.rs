@@ -45,13 +45,6 @@ pub(super) struct UsesOfCommit {
 /// An entry of an EndpointSlice, with its Service.
 type PodEntry<'a> = (ObjectName, &'a SliceEndpoint);
 
-/// The entries that use a pod.
-struct PodEntries<'a> {
-    entries: Vec<PodEntry<'a>>,
-    /// Whether they name so many pods that their other addresses are not looked for.
-    is_ambiguous: bool,
-}
-
 impl ClusterState {
     /// How addresses of a pod are used now.
     pub(crate) fn use_of(&self, addresses: &[IpAddr]) -> Arc<AddressUse> {
@@ -83,8 +76,10 @@ impl ClusterState {
     fn decide_use(&self, addresses: &[IpAddr]) -> AddressUse {
         let (mut used, of_pod, keys) = {
             let index = self.index();
-            let PodEntries { entries, is_ambiguous } = entries_of_pod(&index, addresses);
+            let entries = entries_of_pod(&index, addresses);
             let services: BTreeSet<_> = entries.iter().map(|(service, _)| service.clone()).collect();
+            // Of too many pods not all addresses are known.
+            let is_ambiguous = pods_of(&entries).len() > MAX_PODS;
             let is_used = is_ambiguous || entries.iter().any(|(_, endpoint)| !endpoint.terminating);
             let of_pod: BTreeSet<_> = entries.iter().map(|(_, endpoint)| endpoint.address).collect();
             if !self.is_current(&index) {
@@ -118,13 +113,14 @@ impl UsesOfCommit {
 }
 
 /// The entries with the first address, and, of each pod that they name, those with its other address, if they name no
-/// other pod. A kubelet asks for the first address only; the other one is that in the slices of the same Services.
-fn entries_of_pod<'a>(index: &'a Index, addresses: &[IpAddr]) -> PodEntries<'a> {
-    let Some(first) = addresses.first() else { return PodEntries { entries: Vec::new(), is_ambiguous: false } };
+/// other pod. A kubelet asks for the first address only; the other one is that in the slices of the same Services. Of
+/// more than [`MAX_PODS`] other addresses are not looked for.
+fn entries_of_pod<'a>(index: &'a Index, addresses: &[IpAddr]) -> Vec<PodEntry<'a>> {
+    let Some(first) = addresses.first() else { return Vec::new() };
     let mut entries = entries_at(index, *first);
-    let pods: HashSet<PodId> = entries.iter().filter_map(|(_, endpoint)| endpoint.pod).collect();
+    let pods = pods_of(&entries);
     if pods.len() > MAX_PODS {
-        return PodEntries { entries, is_ambiguous: true };
+        return entries;
     }
     // A slice may list an address many times.
     let services: BTreeSet<_> = entries.iter().map(|(service, _)| service.clone()).collect();
@@ -132,11 +128,16 @@ fn entries_of_pod<'a>(index: &'a Index, addresses: &[IpAddr]) -> PodEntries<'a> 
         let in_slices = || services.iter().find_map(|service| index.address_of_other_family(service, pod, *first));
         let other = addresses.get(1).copied().or_else(in_slices);
         let others = other.map(|address| entries_at(index, address)).unwrap_or_default();
-        if pod_of(&others) == Some(pod) {
+        if pods_of(&others) == HashSet::from([pod]) {
             entries.extend(others);
         }
     }
-    PodEntries { entries, is_ambiguous: false }
+    entries
+}
+
+/// The pods that entries name.
+fn pods_of(entries: &[PodEntry<'_>]) -> HashSet<PodId> {
+    entries.iter().filter_map(|(_, endpoint)| endpoint.pod).collect()
 }
 
 /// The entries with an address. Those without a pod do not count if others name one: every tenant can write them.
@@ -146,10 +147,4 @@ fn entries_at(index: &Index, address: IpAddr) -> Vec<PodEntry<'_>> {
         entries.retain(|(_, endpoint)| endpoint.pod.is_some());
     }
     entries
-}
-
-/// The pod that all entries name.
-fn pod_of(entries: &[PodEntry<'_>]) -> Option<PodId> {
-    let pod = entries.first()?.1.pod;
-    entries.iter().all(|(_, endpoint)| endpoint.pod == pod).then_some(pod).flatten()
 }
