@@ -56,7 +56,7 @@ pub struct ServiceObject {
     pub created: Option<SystemTime>,
     /// `spec.clusterIPs` (or the legacy `spec.clusterIP`), by family.
     pub cluster_ips: PerFamily<Option<IpAddr>>,
-    /// `spec.externalIPs`, sorted.
+    /// `spec.externalIPs` of the IP families with a cluster IP, as all addresses here, sorted.
     pub external_ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress[].ip` in VIP mode, sorted.
     pub load_balancer_ips: Vec<IpAddr>,

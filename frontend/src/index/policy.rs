@@ -6,7 +6,6 @@
 use std::{collections::BTreeSet, fmt, net::IpAddr, str::FromStr};
 
 use ipnet::IpNet;
-use proto::model::IpFamily;
 
 use crate::object::{ConnectionResets, ObjectProblem, RESET_CONNECTIONS_ANNOTATION, ServiceLimits, ServiceObject};
 
@@ -101,12 +100,6 @@ impl ServicePolicy {
             problems.push(problem(&field, message));
         }
         service.connection_resets = Some(service.connection_resets.unwrap_or(allowed).min(allowed));
-        // The source has reported addresses of other IP families.
-        let cluster_ips = service.cluster_ips;
-        let has_family = |ip: &IpAddr| cluster_ips[IpFamily::of(ip)].is_some();
-        for ips in [&mut service.external_ips, &mut service.load_balancer_ips, &mut service.closed_ips] {
-            ips.retain(has_family);
-        }
         retain_allowed(&mut service.external_ips, &self.external_ips, EXTERNAL, "--external-ips", &mut problems);
         for ips in [&mut service.load_balancer_ips, &mut service.closed_ips] {
             retain_allowed(ips, &self.load_balancer_ips, LOAD_BALANCER, "--load-balancer-ips", &mut problems);
