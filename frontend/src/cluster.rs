@@ -39,7 +39,6 @@ pub(crate) struct ClusterState {
     uses: Mutex<UsesOfCommit>,
 }
 
-/// The result of [`ClusterState::commit`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Commit {
     pub(crate) revision: Revision,

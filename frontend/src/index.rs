@@ -147,7 +147,6 @@ impl Index {
         Self { started: Some(started), configured, policy, claims, dirty_cluster: true, ..Self::default() }
     }
 
-    /// Applies an update of a source.
     pub(crate) fn apply(&mut self, update: SourceUpdate) {
         match update {
             SourceUpdate::Apply(parsed) => self.apply_one(parsed),
@@ -250,7 +249,6 @@ impl Index {
         Ok(ports.into_iter().map(explanation).collect())
     }
 
-    /// A node of the cluster.
     pub(crate) fn node(&self, name: &str) -> Option<&NodeInfo> {
         self.nodes.get(name).map(Arc::as_ref)
     }

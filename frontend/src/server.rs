@@ -79,7 +79,6 @@ struct FairleadService {
     shutdown: Shutdown,
 }
 
-/// The client of a call.
 #[derive(Clone, Debug)]
 struct Caller {
     identity: Identity,

@@ -110,7 +110,6 @@ pub enum SessionError {
     },
 }
 
-/// Why a session ends.
 #[derive(Debug)]
 enum SessionEnd {
     /// The client has disconnected, or the engine has ended.

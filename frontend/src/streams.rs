@@ -41,16 +41,13 @@ const RECENT: Duration = Duration::from_secs(3600);
 
 #[derive(Clone, Debug)]
 pub(crate) struct StreamStatus {
-    /// The node whose state is streamed.
     pub(crate) node: Arc<str>,
     pub(crate) role: Role,
     pub(crate) backend: String,
     pub(crate) backend_version: String,
     /// When the client's process started, if it sent that.
     pub(crate) started: Option<SystemTime>,
-    /// When the stream was opened.
     pub(crate) connected: SystemTime,
-    /// How the stream started.
     pub(crate) mode: SyncMode,
     /// The last revision that the client has acknowledged.
     pub(crate) acked: Revision,
@@ -72,7 +69,6 @@ pub(crate) struct StreamStatus {
     pub(crate) degraded: Vec<String>,
 }
 
-/// All streams.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     fleet: Mutex<Fleet>,

@@ -35,7 +35,6 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The size of a frame in bytes. Of an answer that has given way, two wait for the window of the client.
 const FRAME_BYTES: usize = 16 << 10;
 
-/// The answers of all clients.
 #[derive(Debug, Default)]
 pub(crate) struct Answers(Mutex<PerClient<AnswerClient, Arc<ClientAnswers>>>);
 
@@ -49,7 +48,6 @@ pub(crate) enum AnswerClient {
     Local,
 }
 
-/// The answers of one client.
 #[derive(Debug)]
 struct ClientAnswers {
     /// Locked by the answer that is built or sent.

@@ -24,7 +24,6 @@ use crate::{identity::Identity, per_client::PerClient};
 /// second.
 const QUESTIONS: Rate = Rate { burst: 512, every: Duration::from_millis(5) };
 
-/// The limits of all clients.
 #[derive(Debug)]
 pub(crate) struct RateLimiter {
     /// How many streams a node may have at a time, for each role.

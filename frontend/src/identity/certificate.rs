@@ -7,7 +7,6 @@ use x509_parser::{
     x509::AttributeTypeAndValue,
 };
 
-/// The names in a certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Names {
     /// The common name of the subject.

@@ -13,7 +13,6 @@ use crate::object::NodeChanges;
 /// How many sources of identified clients are remembered: three times the number of nodes in the largest clusters.
 const MAX_REMEMBERED: usize = 16_384;
 
-/// The sources of nodes.
 #[derive(Debug, Default)]
 pub(crate) struct NodeSources {
     nodes: BTreeMap<Arc<str>, Vec<IpAddr>>,

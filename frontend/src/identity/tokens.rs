@@ -76,7 +76,6 @@ pub struct TokenOptions {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServiceAccount(String);
 
-/// Identifies clients by their tokens.
 #[derive(Debug)]
 pub(super) struct Tokens {
     api: Api<TokenReview>,

@@ -15,7 +15,6 @@ pub(super) fn same_service(left: &ServicePortKey, right: &ServicePortKey) -> boo
     (&left.namespace, &left.name) == (&right.namespace, &right.name)
 }
 
-/// The Service of a service port.
 pub(super) fn service_of(key: &ServicePortKey) -> ObjectName {
     ObjectName::new(key.namespace.clone(), key.name.clone())
 }

@@ -341,7 +341,6 @@ impl ObjectNotice {
         described.collect::<Vec<_>>().join("; ")
     }
 
-    /// Writes it to the log.
     pub(crate) fn log(&self) {
         let Self { kind, name, count, changes, .. } = self;
         if self.problems.is_empty() {

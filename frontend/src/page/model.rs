@@ -25,7 +25,6 @@ const MAX_LAG: Duration = Duration::from_secs(5);
 /// How many VIPs of a service port, or Services of a pod, a cell names. The others are counted.
 const MAX_NAMED: usize = 8;
 
-/// How many changes the page has.
 const MAX_CHANGES: usize = 200;
 
 /// The columns of the tables: title, and CSS class of the cells.
@@ -43,7 +42,6 @@ const PROBLEMS: &[(&str, &str)] = &[("Object", ""), ("Field", "code"), ("Problem
 const CHANGES: &[(&str, &str)] = &[("Service port", ""), ("Change", ""), ("Time", ""), ("Revision", "number")];
 const SERVICES: &[(&str, &str)] = &[("Service port", ""), ("Addresses", ""), ("Endpoints", "number")];
 
-/// Everything at one moment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PageModel {
     /// When this replica started.

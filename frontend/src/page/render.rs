@@ -7,7 +7,6 @@ use super::model::{Figure, PageModel, PageRow, PageTable};
 /// How many rows of a table are shown. The filter finds the others.
 pub(super) const MAX_ROWS: usize = 100;
 
-/// The whole page.
 pub(super) fn page(model: &PageModel, filter: &str) -> String {
     format!(
         r#"<!doctype html>

@@ -473,7 +473,6 @@ impl<'a> Session<'a> {
         wait_with_keepalive(&self.context, self.sent, token, self.output).await
     }
 
-    /// Waits in the rebuild queue.
     async fn acquire_rebuild_permit(&mut self) -> Result<(), SessionEnd> {
         let permit = self.context.rebuild_queue.acquire(&self.counted_as);
         let permit = wait_with_keepalive(&self.context, self.sent, permit, self.output).await?;

@@ -18,7 +18,6 @@ use crate::identity::certificate;
 /// The ALPN protocol name of HTTP/2.
 const HTTP_2: &[u8] = b"h2";
 
-/// The contents of the files.
 #[derive(PartialEq, Eq)]
 pub(super) struct Contents {
     certificate: Vec<u8>,

@@ -16,7 +16,6 @@ pub(super) type TokenHash = [u8; 32];
 pub(super) type CacheEntry<I, E> = OnceCell<CachedResult<I, E>>;
 pub(super) type Entries<I, E> = HashMap<TokenHash, Arc<CacheEntry<I, E>>>;
 
-/// The result of a review.
 #[derive(Debug)]
 pub(super) struct CachedResult<I, E> {
     pub(super) identity: Result<I, E>,

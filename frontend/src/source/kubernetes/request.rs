@@ -94,7 +94,6 @@ pub(super) struct Requests<K> {
     kind: PhantomData<fn() -> K>,
 }
 
-/// An open watch.
 pub(super) struct Watch {
     body: Pin<Box<dyn AsyncBufRead + Send>>,
     /// The line that is being read.

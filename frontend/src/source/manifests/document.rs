@@ -28,7 +28,6 @@ pub(crate) enum ManifestFormat {
     Json,
 }
 
-/// The parsed contents of a file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct FileContents {
     /// The objects of the supported kinds.
