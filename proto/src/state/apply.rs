@@ -65,31 +65,20 @@ impl NodeState {
     /// limits what a frontend that was taken over can do.
     fn apply_one(&mut self, mut operation: Operation) -> Option<RejectedOperation> {
         let unusable = remove_unusable(&mut operation);
-        let applied = match operation {
-            Operation::PutServicePort(port) => {
-                self.put_service_port(port);
-                Ok(())
-            }
-            Operation::RemoveServicePort(key) => {
-                self.set_service_port(&key, None);
-                Ok(())
-            }
-            Operation::ChangePool { pool, add, remove } => self.change_pool(&pool, add, &remove),
-            Operation::ReplacePool { pool, endpoints } => self.replace_pool(&pool, endpoints),
+        let mut rejected = None;
+        match operation {
+            Operation::PutServicePort(port) => self.put_service_port(port),
+            Operation::RemoveServicePort(key) => self.set_service_port(&key, None),
+            Operation::ChangePool { pool, add, remove } => rejected = self.change_pool(&pool, add, &remove).err(),
+            Operation::ReplacePool { pool, endpoints } => rejected = self.replace_pool(&pool, endpoints).err(),
             Operation::PutNode(node) if node.name != self.node().name => {
-                Err(RejectedOperation::OtherNode(node.name.to_string()))
+                rejected = Some(RejectedOperation::OtherNode(node.name.to_string()));
             }
-            Operation::PutNode(node) => {
-                self.put_node(node);
-                Ok(())
-            }
-            Operation::PutCluster(cluster) => {
-                self.put_cluster(cluster);
-                Ok(())
-            }
-            Operation::ResetBucket(number) => Err(RejectedOperation::UnknownBucket(number)),
-        };
-        applied.err().or(unusable)
+            Operation::PutNode(node) => self.put_node(node),
+            Operation::PutCluster(cluster) => self.put_cluster(cluster),
+            Operation::ResetBucket(number) => rejected = Some(RejectedOperation::UnknownBucket(number)),
+        }
+        rejected.or(unusable)
     }
 
     /// Creates or replaces a service port. Its pools stay.
