@@ -96,13 +96,6 @@ struct ObjectJson(Value);
 /// Decodes any JSON to an [`ObjectJson`].
 struct ObjectVisitor;
 
-/// An event in its wire form. The object is decoded as JSON first, because its meaning depends on the type.
-#[derive(Deserialize)]
-struct RawEvent {
-    r#type: String,
-    object: ObjectJson,
-}
-
 impl Watchable for Service {
     const FIELDS: Option<&'static str> = Some("spec.clusterIP!=None");
 }
@@ -226,8 +219,10 @@ pub(super) fn decode_metadata(body: &[u8], versions: &mut ObjectVersions) -> Res
 impl WatchEvent {
     /// Decodes a line of a watch. An ERROR event is the inner `Err`.
     pub(super) fn decode<K: Watchable>(line: &[u8]) -> Result<Result<Self, Box<Status>>, Error> {
-        let RawEvent { r#type, object: ObjectJson(object) } = serde_json::from_slice(line)?;
-        let change = match r#type.as_str() {
+        // The meaning of the object depends on the type, which may follow it.
+        let ObjectJson(mut event) = serde_json::from_slice(line)?;
+        let object = event.get_mut("object").map(Value::take).unwrap_or_default();
+        let change = match event["type"].as_str().unwrap_or_default() {
             "ADDED" | "MODIFIED" => EventChange::Put(parse::from_json::<K>(&object)),
             "DELETED" => EventChange::Delete(parse::json_name(&object)),
             "BOOKMARK" if object["metadata"]["annotations"][INITIAL_EVENTS_END] == "true" => {
