@@ -170,11 +170,6 @@ impl Frontend {
         }
     }
 
-    /// Creates Events for the failures and starts of nodes, until the shutdown. `instance` is the `reportingInstance`.
-    pub async fn record_events(&self, client: kube::Client, instance: String, shutdown: Shutdown) {
-        self.context.events.record(client, instance, shutdown).await;
-    }
-
     /// The minimum time from one commit to the next.
     fn interval(&self) -> Duration {
         let Config { commit_interval, commit_interval_per_stream, .. } = &self.context.config;

@@ -29,7 +29,7 @@ use tracing::debug;
 
 pub(crate) use self::event::BackendStart;
 use self::recorder::EventRecorder;
-use crate::index::ObjectNotice;
+use crate::{Frontend, index::ObjectNotice};
 
 /// The most reports that wait. Further ones are dropped.
 const QUEUE_LEN: usize = 4096;
@@ -65,10 +65,12 @@ impl EventQueue {
             debug!(report = ?error.into_inner(), "event queue full, report dropped");
         }
     }
+}
 
+impl Frontend {
     /// Creates Events for what is reported, until the shutdown. `instance` is the `reportingInstance`.
-    pub(crate) async fn record(&self, client: kube::Client, instance: String, mut shutdown: Shutdown) {
-        if let Some(reports) = self.receiver() {
+    pub async fn record_events(&self, client: kube::Client, instance: String, mut shutdown: Shutdown) {
+        if let Some(reports) = self.context.events.receiver() {
             shutdown.run_until_started(EventRecorder::new(client, instance).run(reports)).await;
         }
         shutdown.recv().await;
