@@ -30,14 +30,8 @@ impl InvalidMessage {
 }
 
 /// Prepends the name of the enclosing field to the path in an error.
-trait Within<T> {
-    fn within(self, field: impl fmt::Display) -> Result<T, InvalidMessage>;
-}
-
-impl<T> Within<T> for Result<T, InvalidMessage> {
-    fn within(self, field: impl fmt::Display) -> Self {
-        self.map_err(|error| InvalidMessage { field: format!("{field}.{}", error.field), ..error })
-    }
+fn within(field: impl fmt::Display) -> impl FnOnce(InvalidMessage) -> InvalidMessage {
+    move |error| InvalidMessage { field: format!("{field}.{}", error.field), ..error }
 }
 
 /// The value of a mandatory message field.
@@ -51,7 +45,7 @@ fn each<T, U: TryFrom<T, Error = InvalidMessage>>(
     field: &str,
 ) -> Result<Vec<U>, InvalidMessage> {
     let entries = entries.into_iter().enumerate();
-    entries.map(|(at, entry)| U::try_from(entry).within(format_args!("{field}[{at}]"))).collect()
+    entries.map(|(at, entry)| U::try_from(entry).map_err(within(format_args!("{field}[{at}]")))).collect()
 }
 
 fn sorted<T: Ord>(mut values: Vec<T>) -> Vec<T> {

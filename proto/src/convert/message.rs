@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    InvalidMessage, Within as _, each, enums::WireEnum as _, from_unix_micros, micros, required,
-    service_port::required_key, unix_micros,
+    InvalidMessage, each, enums::WireEnum as _, from_unix_micros, micros, required, service_port::required_key,
+    unix_micros, within,
 };
 use crate::{
     PROTOCOL_VERSION,
@@ -46,8 +46,8 @@ impl TryFrom<v1::ServerMessage> for ServerMessage {
     fn try_from(wire: v1::ServerMessage) -> Result<Self, InvalidMessage> {
         use v1::server_message::Message;
         Ok(match required(wire.message, "message")? {
-            Message::Welcome(welcome) => Self::Welcome(welcome.try_into().within("welcome")?),
-            Message::Batch(batch) => Self::Batch(batch.try_into().within("batch")?),
+            Message::Welcome(welcome) => Self::Welcome(welcome.try_into().map_err(within("welcome"))?),
+            Message::Batch(batch) => Self::Batch(batch.try_into().map_err(within("batch"))?),
             Message::Bookmark(v1::Bookmark { revision, digest, outdated }) => {
                 let (revision, digest) = (Revision(revision), Digest(digest));
                 Self::Bookmark(Bookmark { revision, digest, is_outdated: outdated })
@@ -126,7 +126,7 @@ impl TryFrom<v1::ClientMessage> for ClientMessage {
     fn try_from(wire: v1::ClientMessage) -> Result<Self, InvalidMessage> {
         use v1::client_message::Message;
         Ok(match required(wire.message, "message")? {
-            Message::Hello(hello) => Self::Hello(hello.try_into().within("hello")?),
+            Message::Hello(hello) => Self::Hello(hello.try_into().map_err(within("hello"))?),
             Message::Ack(ack) if ack.programmed > ack.received => {
                 let reason = format!("is {}, but only {} is received", ack.programmed, ack.received);
                 return Err(InvalidMessage::new("ack.programmed", reason));

@@ -1,13 +1,13 @@
 //! Operations, the node and cluster info that they set, and batches.
 
 use super::{
-    InvalidMessage, Within as _, each,
+    InvalidMessage, each,
     enums::WireEnum as _,
     from_unix_micros,
     message::wire_kind_versions,
     pack::{addresses, pack_address, pack_endpoints, unpack_endpoints},
     service_port::required_key,
-    sorted, unix_micros,
+    sorted, unix_micros, within,
 };
 use crate::{
     digest::BUCKETS,
@@ -62,12 +62,14 @@ impl TryFrom<v1::Operation> for Operation {
             InvalidMessage::new("operation", "is unknown: the frontend is newer than this backend; upgrade the backend")
         })?;
         Ok(match operation {
-            Wire::PutServicePort(port) => Self::PutServicePort(port.try_into().within("put_service_port")?),
-            Wire::RemoveServicePort(key) => Self::RemoveServicePort(key.try_into().within("remove_service_port")?),
-            Wire::ChangePool(wire) => change_pool(wire).within("change_pool")?,
-            Wire::ReplacePool(wire) => replace_pool(wire).within("replace_pool")?,
-            Wire::PutNode(node) => Self::PutNode(node.try_into().within("put_node")?),
-            Wire::PutCluster(cluster) => Self::PutCluster(cluster.try_into().within("put_cluster")?),
+            Wire::PutServicePort(port) => Self::PutServicePort(port.try_into().map_err(within("put_service_port"))?),
+            Wire::RemoveServicePort(key) => {
+                Self::RemoveServicePort(key.try_into().map_err(within("remove_service_port"))?)
+            }
+            Wire::ChangePool(wire) => change_pool(wire).map_err(within("change_pool"))?,
+            Wire::ReplacePool(wire) => replace_pool(wire).map_err(within("replace_pool"))?,
+            Wire::PutNode(node) => Self::PutNode(node.try_into().map_err(within("put_node"))?),
+            Wire::PutCluster(cluster) => Self::PutCluster(cluster.try_into().map_err(within("put_cluster"))?),
             Wire::ResetBucket(value) => Self::ResetBucket(bucket(value)?),
         })
     }

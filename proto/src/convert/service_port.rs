@@ -8,10 +8,10 @@ use std::{
 use bytes::Bytes;
 
 use super::{
-    InvalidMessage, Within as _, each,
+    InvalidMessage, each,
     enums::WireEnum as _,
     pack::{addresses, pack_address, unpack_address},
-    required, sorted,
+    required, sorted, within,
 };
 use crate::{
     model::{IpFamily, IpvsScheduler, PerFamily, Protocol, ServicePort, ServicePortKey, TrafficPolicy},
@@ -20,7 +20,7 @@ use crate::{
 
 /// The mandatory key of a service port.
 pub(super) fn required_key(wire: Option<v1::ServicePortKey>) -> Result<ServicePortKey, InvalidMessage> {
-    required(wire, "key")?.try_into().within("key")
+    required(wire, "key")?.try_into().map_err(within("key"))
 }
 
 fn port(value: u32, field: &str) -> Result<NonZeroU16, InvalidMessage> {
