@@ -12,7 +12,7 @@ use prometheus_client::{
     encoding::DescriptorEncoder,
     registry::{Registry, Unit},
 };
-use proto::model::Role;
+use proto::{model::Role, v1::WatchPhase};
 use runtime::{
     Shutdown,
     http::{self, HttpConnections, TEXT, response},
@@ -22,13 +22,8 @@ use tokio::net::TcpListener;
 use tracing::info;
 
 use crate::{
-    Frontend,
-    cached::Cached,
-    cluster::ClusterState,
-    context::FrontendContext,
-    index::ProblemCounts,
-    object::ObjectKind,
-    source::{KindFreshness, WatchPhase},
+    Frontend, cached::Cached, cluster::ClusterState, context::FrontendContext, index::ProblemCounts,
+    object::ObjectKind, source::KindFreshness,
 };
 
 /// Reads the gauges.

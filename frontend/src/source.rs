@@ -24,7 +24,7 @@ pub(crate) use self::manifests::parse_documents;
 #[cfg(feature = "testing")]
 pub(crate) use self::manifests::{ManifestFormat, parse_text as parse_manifests};
 pub use self::{
-    freshness::{Freshness, KindFreshness, WatchPhase, is_unconfirmed},
+    freshness::{Freshness, KindFreshness, is_unconfirmed},
     kubernetes::KubernetesApi,
 };
 use crate::object::SourceUpdate;

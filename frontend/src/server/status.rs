@@ -15,7 +15,7 @@ use super::drained;
 use crate::{
     context::FrontendContext,
     identity::Identity,
-    source::{KindFreshness, WatchPhase},
+    source::KindFreshness,
     streams::{Fleet, StreamStatus},
 };
 
@@ -141,11 +141,6 @@ fn connected(status: &StreamStatus, failures: usize) -> v1::NodeStatus {
 fn kind(row: KindFreshness) -> v1::WatchStatus {
     let age_micros = row.age().map(micros);
     let KindFreshness { kind, phase, confirmed: _, lists, failures, last_error } = row;
-    let phase = match phase {
-        WatchPhase::Listing => v1::WatchPhase::Listing,
-        WatchPhase::Watching => v1::WatchPhase::Watching,
-        WatchPhase::NotOffered => v1::WatchPhase::NotOffered,
-    };
     v1::WatchStatus {
         kind: kind.to_string(),
         phase: phase.into(),

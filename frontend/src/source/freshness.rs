@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use proto::v1::WatchPhase;
 use runtime::lock;
 use tokio::time::Instant;
 
@@ -27,7 +28,7 @@ pub struct Freshness {
 pub struct KindFreshness {
     /// The kind.
     pub kind: ObjectKind,
-    /// What the source does.
+    /// What the source does. The age of a kind that is not offered has no meaning.
     pub phase: WatchPhase,
     /// When the API server last confirmed the objects, by a complete list (of objects or of their versions), an event
     /// or a bookmark. Neither an accepted request nor an error does. `None` before the first list.
@@ -43,18 +44,6 @@ pub struct KindFreshness {
 /// How long an API server may not have confirmed the objects of a kind while requests fail. Longer than a comparison of
 /// the objects takes that follows a silence: without bookmarks each watch of a kind that does not change fails.
 pub(crate) const UNCONFIRMED: Duration = Duration::from_secs(180);
-
-/// What a source does for a kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WatchPhase {
-    /// It lists, for the first time or again.
-    Listing,
-    /// It watches, from the last list on.
-    Watching,
-    /// The API server does not serve this kind, which is optional. It is requested again now and then. The age has no
-    /// meaning.
-    NotOffered,
-}
 
 impl Freshness {
     /// One row for each kind that is watched. Empty for a directory of manifests.

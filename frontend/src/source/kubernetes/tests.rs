@@ -25,11 +25,11 @@ use serde_json::{Value, json};
 use tokio::{task::JoinHandle, time::timeout};
 
 use super::{api::ApiSettings, request::MAX_RESPONSE_BYTES, *};
-use proto::model::SourceVersion;
+use proto::{model::SourceVersion, v1::WatchPhase};
 
 use crate::{
     object::{ClusterObject, ObjectKind, ObjectName, ParsedObject, VersionProgress},
-    source::{KindFreshness, WatchPhase},
+    source::KindFreshness,
 };
 
 /// A deadline that expires in a test with simulated time: far longer than a request, shorter than [`PATIENCE`].

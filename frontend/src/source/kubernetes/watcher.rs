@@ -17,7 +17,7 @@
 
 use std::{collections::BTreeMap, future, sync::atomic::Ordering};
 
-use proto::model::SourceVersion;
+use proto::{model::SourceVersion, v1::WatchPhase};
 use runtime::failure::chain;
 use tokio::{select, time::sleep};
 use tracing::{debug, info, warn};
@@ -30,10 +30,7 @@ use super::{
     verify::{Verifier, Watched},
     versions::{ObjectVersions, check_order},
 };
-use crate::{
-    object::{ObjectName, ParsedObject, SourceUpdate, VersionProgress},
-    source::WatchPhase,
-};
+use crate::object::{ObjectName, ParsedObject, SourceUpdate, VersionProgress};
 
 struct KindWatcher<'a, K> {
     context: &'a WatchContext,
