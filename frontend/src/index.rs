@@ -46,7 +46,7 @@ use crate::{
 };
 
 pub use self::policy::{AllowedIps, ServicePolicy};
-pub(crate) use self::problems::{ObjectNotice, ProblemCause, ProblemCounts};
+pub(crate) use self::problems::{ObjectNotice, ProblemCounts};
 use self::{
     addresses::{SliceIndex, addresses},
     groups::{GroupChange, Groups, change_group},

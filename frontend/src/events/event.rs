@@ -15,7 +15,7 @@ use proto::model::{Hello, Role};
 use ring::digest::{SHA256, digest};
 
 use crate::{
-    index::{ObjectNotice, ProblemCause},
+    index::ObjectNotice,
     object::{ObjectKind, ObjectName},
 };
 
@@ -156,19 +156,14 @@ pub(super) fn of_degraded(node: Arc<str>, text: String, time: Timestamp) -> Even
 /// The Event on a Service or EndpointSlice of which parts are not used. One with the same object, reason and text
 /// exists once. `None` if all are used, and for other kinds of objects.
 pub(super) fn of_problems(notice: &ObjectNotice, time: Timestamp) -> Option<Event> {
-    let ObjectNotice { kind, name, problems, count, cause, .. } = notice;
+    let &ObjectNotice { kind, ref name, ref problems, count, reason, .. } = notice;
     if !matches!(kind, ObjectKind::Service | ObjectKind::EndpointSlice) || problems.is_empty() {
         return None;
     }
-    let reason = match cause {
-        ProblemCause::Limit => "LimitExceeded",
-        ProblemCause::Conflict => "VIPConflict",
-        ProblemCause::Invalid => "InvalidField",
-    };
     let described = notice.describe();
-    let note = if *count > problems.len() { format!("{count} problems: {described}") } else { described };
+    let note = if count > problems.len() { format!("{count} problems: {described}") } else { described };
     let parts = EventParts {
-        kind: *kind,
+        kind,
         name: name.clone(),
         identity: format!("{kind} {name}\n{reason}\n{note}"),
         time,

@@ -12,10 +12,7 @@ use proto::model::{FailureKind, Protocol, ServicePortKey};
 use serde_json::{Value, json};
 
 use super::{recorder::add_failure, *};
-use crate::{
-    index::ProblemCause,
-    object::{ObjectKind, ObjectProblem},
-};
+use crate::object::{ObjectKind, ObjectProblem};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -259,7 +256,7 @@ fn notice(namespace: &str, name: &str) -> ObjectNotice {
         problems: vec![ObjectProblem { field: "spec".to_owned(), message: "invalid".to_owned() }],
         count: 1,
         changes: 1,
-        cause: ProblemCause::Invalid,
+        reason: "InvalidField",
     }
 }
 
@@ -313,24 +310,24 @@ fn node_with_many_failures_leaves_others_their_events() {
 #[tokio::test]
 async fn problem_of_an_object_is_one_event_on_it() {
     let problem = |field: &str, message: &str| ObjectProblem { field: field.to_owned(), message: message.to_owned() };
-    let notice = |cause| ObjectNotice {
+    let notice = |reason| ObjectNotice {
         kind: ObjectKind::Service,
         name: crate::object::ObjectName::new("shop", "web"),
         problems: vec![problem("spec.externalIPs", "1000 addresses"), problem("spec.ports[0]", "invalid")],
         count: 3,
         changes: 1,
-        cause,
+        reason,
     };
     let mut fixture = start().await;
-    fixture.events.report(EventReport::Problem(notice(ProblemCause::Limit)));
-    fixture.events.report(EventReport::Problem(ObjectNotice { problems: vec![], ..notice(ProblemCause::Limit) }));
-    fixture.events.report(EventReport::Problem(notice(ProblemCause::Limit)));
+    fixture.events.report(EventReport::Problem(notice("LimitExceeded")));
+    fixture.events.report(EventReport::Problem(ObjectNotice { problems: vec![], ..notice("LimitExceeded") }));
+    fixture.events.report(EventReport::Problem(notice("LimitExceeded")));
     let (call, event) = fixture.call().await;
     assert_eq!(call, "POST /apis/events.k8s.io/v1/namespaces/shop/events");
     assert_eq!(event["regarding"], json!({"apiVersion": "v1", "kind": "Service", "namespace": "shop", "name": "web"}));
     assert_eq!((&event["type"], &event["reason"]), (&"Warning".into(), &"LimitExceeded".into()));
     assert_eq!(event["note"], "3 problems: spec.externalIPs: 1000 addresses; spec.ports[0]: invalid");
-    fixture.events.report(EventReport::Problem(notice(ProblemCause::Conflict)));
+    fixture.events.report(EventReport::Problem(notice("VIPConflict")));
     loop {
         let (_, event) = fixture.call().await;
         if event["reason"] == "VIPConflict" {

@@ -81,18 +81,8 @@ pub(crate) struct ObjectNotice {
     pub(crate) count: usize,
     /// How often its problems have changed since the last notice.
     pub(crate) changes: u64,
-    pub(crate) cause: ProblemCause,
-}
-
-/// Why a part of an object is not used; the first that applies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum ProblemCause {
-    /// It exceeds a limit of the operator.
-    Limit,
-    /// It belongs to another object.
-    Conflict,
-    /// It is invalid.
-    Invalid,
+    /// Of its Event: why a part of the object is not used; the first that applies.
+    pub(crate) reason: &'static str,
 }
 
 /// The number of Services with problems of a kind.
@@ -312,13 +302,14 @@ impl ObjectProblems {
         listed.into_iter().cloned().collect()
     }
 
-    fn cause(&self) -> ProblemCause {
+    /// See [`ObjectNotice::reason`].
+    fn reason(&self) -> &'static str {
         if self.is_limited() {
-            ProblemCause::Limit
+            "LimitExceeded"
         } else if !self.claims.is_empty() {
-            ProblemCause::Conflict
+            "VIPConflict"
         } else {
-            ProblemCause::Invalid
+            "InvalidField"
         }
     }
 }
@@ -331,7 +322,7 @@ impl ObjectNotice {
             problems: object.map(|object| object.listed(MAX_DESCRIBED)).unwrap_or_default(),
             count: object.map_or(0, ObjectProblems::count),
             changes,
-            cause: object.map_or(ProblemCause::Invalid, ObjectProblems::cause),
+            reason: object.map_or("", ObjectProblems::reason),
         }
     }
 

@@ -404,7 +404,7 @@ fn load_balancer_ip_goes_before_an_external_ip_of_an_older_service() {
     assert_eq!(index.problems.counts().limited_services, 1);
     let (notices, _) = index.problems.take_notices(Instant::now());
     let notice = notices.iter().find(|notice| &*notice.name.name == "newer").unwrap();
-    assert_eq!((notice.cause, notice.count), (ProblemCause::Limit, 1));
+    assert_eq!((notice.reason, notice.count), ("LimitExceeded", 1));
 }
 
 #[test]
