@@ -196,16 +196,14 @@ impl<'a> ServiceEndpoints<'a> {
         self.last_missing.map(describe)
     }
 
-    /// The entries for a service port, with their index in their slice.
-    pub(super) fn entries(&self, key: &ServicePortKey) -> Vec<(usize, MergedEndpoint<'a>)> {
+    /// The entries for a service port. Those of one slice with the same address are in its order.
+    pub(super) fn entries(&self, key: &ServicePortKey) -> Vec<MergedEndpoint<'a>> {
         let ports = self.of_port(&key.port_name, key.protocol).iter().map(|(at, port)| (*at, self.slices[*at], *port));
-        let entry = |slice: &'a SliceObject, port: &SlicePort, index: usize| {
-            (index, MergedEndpoint { endpoint: &slice.endpoints[index], slice, port: port.port })
-        };
         let Some(RankedSubset { slices: ranked, per_port, .. }) = &self.subset else {
-            return ports
-                .flat_map(|(_, slice, port)| (0..slice.endpoints.len()).map(move |index| entry(slice, port, index)))
-                .collect();
+            let entries = ports.flat_map(|(_, slice, port)| {
+                slice.endpoints.iter().map(move |endpoint| MergedEndpoint { endpoint, slice, port: port.port })
+            });
+            return entries.collect();
         };
         let mut entries = Vec::new();
         for (family, per_port) in per_port.iter() {
@@ -221,7 +219,7 @@ impl<'a> ServiceEndpoints<'a> {
                 && let Some(Reverse((_, list, position, index))) = heap.pop()
             {
                 let (slice, port, _) = lists[list];
-                entries.push(entry(slice, port, index));
+                entries.push(MergedEndpoint { endpoint: &slice.endpoints[index], slice, port: port.port });
                 heap.extend(next(list, position + 1));
                 left -= 1;
             }

@@ -70,11 +70,10 @@ pub(super) fn merge<'a>(key: &ServicePortKey, endpoints: &ServiceEndpoints<'a>) 
 /// serving, the name of the slice, and the index in it.
 pub(super) fn entries<'a>(key: &ServicePortKey, endpoints: &ServiceEndpoints<'a>) -> Vec<MergedEndpoint<'a>> {
     let mut entries = endpoints.entries(key);
-    entries.sort_unstable_by_key(|(index, entry): &(usize, MergedEndpoint<'a>)| {
+    // Stable: those of one slice are in its order already.
+    entries.sort_by_key(|entry: &MergedEndpoint<'a>| {
         let MergedEndpoint { endpoint, slice, .. } = *entry;
-        let preference =
-            (endpoint.terminating, Reverse(endpoint.ready), Reverse(endpoint.serving), &slice.name, *index);
-        (entry.identity(), preference)
+        (entry.identity(), endpoint.terminating, Reverse(endpoint.ready), Reverse(endpoint.serving), &slice.name)
     });
-    entries.into_iter().map(|(_, entry)| entry).collect()
+    entries
 }

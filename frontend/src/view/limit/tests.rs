@@ -34,7 +34,7 @@ fn product(ports: usize, endpoints: u32) -> (ServiceObject, SliceObject) {
 }
 
 fn used(endpoints: &ServiceEndpoints<'_>, port: &str) -> BTreeSet<IpAddr> {
-    endpoints.entries(&key(port)).iter().map(|(_, entry)| entry.endpoint.address).collect()
+    endpoints.entries(&key(port)).iter().map(|entry| entry.endpoint.address).collect()
 }
 
 #[test]
@@ -118,8 +118,8 @@ fn subset_covers_nodes_and_prefers_endpoints_that_can_serve() {
     let endpoints = ServiceEndpoints::limited(&service, [&slice], &limits(100, 1000));
     let entries = endpoints.entries(&key("port-00000"));
     assert_eq!(entries.len(), 100);
-    assert!(entries.iter().all(|(_, entry)| entry.endpoint.ready));
-    let nodes: BTreeSet<_> = entries.iter().filter_map(|(_, entry)| entry.endpoint.node.as_deref()).collect();
+    assert!(entries.iter().all(|entry| entry.endpoint.ready));
+    let nodes: BTreeSet<_> = entries.iter().filter_map(|entry| entry.endpoint.node.as_deref()).collect();
     assert_eq!(nodes.into_iter().collect::<Vec<_>>(), ["node-0", "node-1", "node-3", "node-5", "node-7", "node-9"]);
 }
 
