@@ -156,7 +156,7 @@ pub(super) fn of_degraded(node: Arc<str>, text: String, time: Timestamp) -> Even
 /// The Event on a Service or EndpointSlice of which parts are not used. One with the same object, reason and text
 /// exists once. `None` if all are used, and for other kinds of objects.
 pub(super) fn of_problems(notice: &ObjectNotice, time: Timestamp) -> Option<Event> {
-    let &ObjectNotice { kind, ref name, ref problems, count, reason, .. } = notice;
+    let ObjectNotice { kind, ref name, ref problems, count, reason, .. } = *notice;
     if !matches!(kind, ObjectKind::Service | ObjectKind::EndpointSlice) || problems.is_empty() {
         return None;
     }
