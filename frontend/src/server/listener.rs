@@ -28,7 +28,8 @@ const SOCKET_MODE: u32 = 0o660;
 /// reconnect at once.
 const BACKLOG: i32 = 4096;
 
-/// A bound address. Binding is apart from serving, so that an address in use is reported at the start.
+/// A bound address, with the port that the kernel chose if 0 was given. Binding is apart from serving, so that an
+/// address in use is reported at the start.
 #[derive(Debug)]
 pub enum Listener {
     /// A TCP address without TLS: every client that can reach it is trusted.
@@ -61,15 +62,6 @@ impl Listener {
     pub async fn bind_tls(address: &str, auth: TlsAuth) -> Result<Self> {
         let bound = bind_tcp(address).await.with_context(|| format!("bind {address}"));
         bound.map(|(incoming, address)| Self::Tls(incoming, address, auth))
-    }
-
-    /// The TCP address, with the port that the kernel chose if 0 was given.
-    #[must_use]
-    pub fn tcp_address(&self) -> Option<SocketAddr> {
-        match self {
-            Self::Tcp(_, address) | Self::Tls(_, address, _) => Some(*address),
-            Self::Unix(..) => None,
-        }
     }
 
     /// How it identifies its clients. `None`: not at all, every client is trusted.

@@ -80,7 +80,7 @@ impl Server {
             Transport::Tcp => "127.0.0.1:0".to_owned(),
         };
         let listener = Listener::bind(&address).await.unwrap();
-        let tcp = listener.tcp_address();
+        let tcp = if let Listener::Tcp(_, address) = &listener { Some(*address) } else { None };
         let serving = running.serve(listener);
         let channel = match tcp {
             Some(address) => Endpoint::try_from(format!("http://{address}")).unwrap().connect().await.unwrap(),

@@ -74,7 +74,7 @@ impl Server {
     pub(crate) async fn start(config: Config, services: u8) -> Self {
         let running = RunningFrontend::start(config);
         let listener = Listener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.tcp_address().unwrap();
+        let Listener::Tcp(_, address) = listener else { panic!("{listener}") };
         running.serve(listener);
         running.send(cluster_on(ENDPOINT_NODE, services)).await;
         running.ready.wait().await;

@@ -73,7 +73,7 @@ impl Server {
         running.send(ObjectKind::ALL.map(|kind| SourceUpdate::Replace(kind, Vec::new()))).await;
         running.ready.wait().await;
         let listener = Listener::bind_tls("127.0.0.1:0", auth).await.unwrap();
-        let address = listener.tcp_address().unwrap();
+        let Listener::Tls(_, address, _) = listener else { panic!("{listener}") };
         let (frontend, shutdown) = (running.frontend.clone(), running.shutdown.clone());
         tokio::spawn(async move { frontend.watch_tls_files(tls, shutdown).await });
         running.serve(listener);
