@@ -290,9 +290,7 @@ impl<'a> ViewChange<'a> {
 
     /// For people.
     fn planned(self, key: &ServicePortKey, NodeEffects { changed, lost }: NodeEffects) -> PlannedChange {
-        let vips = |view: Option<&ServicePortView>| -> BTreeSet<_> {
-            view.map(|view| vips(&view.port)).unwrap_or_default().into_iter().collect()
-        };
+        let vips = |view: Option<&ServicePortView>| view.map(|view| vips(&view.port)).unwrap_or_default();
         let (had, has) = (vips(self.before), vips(self.after));
         let lost = lost.into_iter().map(|(traffic, nodes)| LostEndpoints { traffic, nodes: Some(nodes) });
         PlannedChange {

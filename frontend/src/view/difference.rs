@@ -17,7 +17,7 @@ pub(crate) fn vip_addresses(port: &ServicePort) -> impl Iterator<Item = SocketAd
 }
 
 /// The VIPs of a service port, each with its port; the node port last.
-pub(crate) fn vips(port: &ServicePort) -> Vec<String> {
+pub(crate) fn vips(port: &ServicePort) -> BTreeSet<String> {
     let addresses = vip_addresses(port).map(|address| address.to_string());
     addresses.chain(port.node_port.map(|number| format!("node port {number}"))).collect()
 }
@@ -37,8 +37,7 @@ pub(crate) fn describe(before: Option<&ServicePortView>, after: Option<&ServiceP
 
 /// The VIPs that are added and removed, and the other changed fields with their values.
 fn of_port(before: &ServicePort, after: &ServicePort) -> Vec<String> {
-    let (had, has): (BTreeSet<_>, BTreeSet<_>) =
-        (vips(before).into_iter().collect(), vips(after).into_iter().collect());
+    let (had, has) = (vips(before), vips(after));
     let changed_vips = signed(has.difference(&had), had.difference(&has)).map(|changed| format!("VIPs {changed}"));
     changed_vips.into_iter().chain(fields(before, after)).collect()
 }
@@ -209,6 +208,6 @@ mod tests {
         let mut port = view([]).port;
         port.node_port = NonZeroU16::new(30080);
         port.external_ips = vec![[192, 0, 2, 1].into()];
-        assert_eq!(vips(&port), ["10.96.0.1:80", "192.0.2.1:80", "node port 30080"]);
+        assert_eq!(vips(&port).into_iter().collect::<Vec<_>>(), ["10.96.0.1:80", "192.0.2.1:80", "node port 30080"]);
     }
 }
