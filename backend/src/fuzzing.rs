@@ -107,6 +107,7 @@ fn check(state: &NodeState) {
         source_version: SourceVersion::default(),
         kind_versions: KindVersions::default(),
         boot: None,
+        is_outdated: false,
         state: state.clone(),
     };
     match StoredState::decode(NODE, stored.encode()) {

@@ -75,6 +75,9 @@ pub(crate) struct LossGuard {
     /// When Services got endpoints that had none at the start of [`WINDOW`]. Their loss does not count.
     new: BTreeMap<ServiceName, Instant>,
     withheld: Option<Withheld>,
+    /// An earlier process withheld a loss, and no frontend has answered this one: see
+    /// [`continue_withholding`](Self::continue_withholding).
+    continues: bool,
     before_boot: Option<BeforeBoot>,
 }
 
@@ -123,8 +126,21 @@ impl LossGuard {
             confirmed_lost: BTreeSet::new(),
             new: BTreeMap::new(),
             withheld: None,
+            continues: false,
             before_boot: None,
         }
+    }
+
+    /// An earlier process withheld a loss, and the committed state is the one before it. What the next commit loses is
+    /// withheld, too, whatever its size: the losses that had led to the limit are applied already, and are not
+    /// remembered.
+    pub(crate) fn continue_withholding(&mut self) {
+        self.continues = true;
+    }
+
+    /// Whether an earlier process withheld a loss, and no frontend has answered this one.
+    pub(crate) fn continues(&self) -> bool {
+        self.continues
     }
 
     /// When a snapshot is due that confirms the withheld loss; `None` if nothing is withheld.
@@ -172,6 +188,7 @@ impl LossGuard {
 
     /// A frontend has confirmed the committed state. Returns whether that is to be programmed now.
     pub(crate) fn confirmed(&mut self) -> bool {
+        self.continues = false;
         self.withheld.take_if(|withheld| withheld.confirm_at.is_none()).is_some()
     }
 
@@ -179,6 +196,7 @@ impl LossGuard {
     pub(crate) fn commit(&mut self, commit: &Commit<'_>, programmed: &NodeState) -> Decision {
         let Commit { before, after, is_confirmed } = *commit;
         let Withheld { service_ports: mut candidates, confirm_at } = self.withheld.take().unwrap_or_default();
+        let continues = mem::take(&mut self.continues);
         let mut departed = DepartedEndpoints::new();
         let (mut emptied, mut filled) = (Vec::new(), BTreeSet::new());
         for change in before.diff(after) {
@@ -197,7 +215,7 @@ impl LossGuard {
         } else {
             self.record_new(filled, before);
             self.record(&emptied, &candidates, after);
-            self.check(after).err()
+            self.check(after, continues).err()
         };
         if exceeded.is_some() {
             candidates.extend(emptied.iter().map(|service| service.port.key.clone()));
@@ -260,9 +278,10 @@ impl LossGuard {
         });
     }
 
-    /// Inspects the whole state only if many Services are lost.
-    fn check(&self, state: &NodeState) -> Result<(), Loss> {
-        if self.limit == LossLimit::NONE || self.lost.len() < MIN_LOST {
+    /// Inspects the whole state only if many Services are lost. `continues`: any loss is withheld.
+    fn check(&self, state: &NodeState, continues: bool) -> Result<(), Loss> {
+        let min_lost = if continues { 1 } else { MIN_LOST };
+        if self.limit == LossLimit::NONE || self.lost.len() < min_lost {
             return Ok(());
         }
         let mut namespaces: BTreeMap<&str, Loss> = BTreeMap::new();
@@ -277,7 +296,17 @@ impl LossGuard {
         for (namespace, _) in names {
             namespaces.entry(namespace).or_default().of += 1;
         }
-        self.limit.check(namespaces.into_values().collect())
+        let namespaces: Vec<_> = namespaces.into_values().collect();
+        if continues { Err(Loss::total(&namespaces)) } else { self.limit.check(namespaces) }
+    }
+}
+
+impl Loss {
+    fn total(namespaces: &[Self]) -> Self {
+        namespaces.iter().fold(Self::default(), |total, namespace| Self {
+            lost: total.lost + namespace.lost,
+            of: total.of + namespace.of,
+        })
     }
 }
 
@@ -294,8 +323,7 @@ impl LossLimit {
             namespaces.sort_unstable_by_key(|namespace| namespace.lost);
             namespaces.pop();
         }
-        let lost: usize = namespaces.iter().map(|namespace| namespace.lost).sum();
-        let of: usize = namespaces.iter().map(|namespace| namespace.of).sum();
+        let Loss { lost, of } = Loss::total(&namespaces);
         let limit = f64::from(self.0) / 100.0;
         let shares: f64 = namespaces.iter().map(|namespace| namespace.lost as f64 / namespace.of as f64).sum();
         let exceeds = lost as f64 > limit * of as f64 && shares > limit * namespaces.len() as f64;

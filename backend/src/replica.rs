@@ -133,7 +133,10 @@ impl Replica {
         role: Role,
     ) -> Self {
         let (committed_state, committed, source_version, kind_versions) = match stored {
-            Some(StoredState { state, epoch, revision, source_version, kind_versions, boot: _ }) => {
+            Some(StoredState { state, epoch, revision, source_version, kind_versions, is_outdated, boot: _ }) => {
+                if is_outdated {
+                    losses.continue_withholding();
+                }
                 (state, Some((epoch, revision)), source_version, kind_versions)
             }
             None => {
@@ -224,7 +227,8 @@ impl Replica {
         self.staged = None;
     }
 
-    /// Stores the committed state in its file. Returns why the file is out of date.
+    /// Stores the committed state in its file, or the one before a loss that is withheld. Returns why the file is out
+    /// of date.
     pub(crate) fn flush(&self) -> Option<String> {
         let store = self.store.as_ref()?;
         // A restart must not apply a loss that is not confirmed.
@@ -235,8 +239,11 @@ impl Replica {
                 source_version: self.source_version,
                 kind_versions: self.kind_versions,
                 boot: None,
+                is_outdated: self.losses.continues(),
                 state: self.committed_state.clone(),
             });
+        } else if self.losses.withheld_service_ports() > 0 {
+            store.mark_outdated();
         }
         store.error()
     }

@@ -85,7 +85,9 @@ pub struct StoredState {
     pub kind_versions: KindVersions,
     /// The boot of the node in which a frontend confirmed it; `None`: unknown.
     pub boot: Option<Arc<str>>,
-    /// The last committed state.
+    /// Whether a newer state was committed, which has a loss that is withheld.
+    pub is_outdated: bool,
+    /// The last committed state, or the last one before a loss that is withheld.
     pub state: NodeState,
 }
 
@@ -97,12 +99,14 @@ impl StoredState {
         Self { revision, epoch, ..self.clone() } == *other
     }
 
-    /// Whether it is not to wait for the interval: the last facts of a Node object that is gone, or the last addresses
-    /// of one that has none, are nowhere else.
+    /// Whether it is not to wait for the interval: the last facts of a Node object that is gone, the last addresses of
+    /// one that has none, or the endpoints of Services whose loss is withheld, are nowhere else.
     fn is_urgent_after(&self, written: &Self) -> bool {
         let Self { state: after, .. } = self;
         let before = &written.state;
-        after.retains_node() && !before.retains_node() || after.retains_addresses() && !before.retains_addresses()
+        let withholds = self.is_outdated && !written.differs_by_position(self);
+        let has_lost_node = after.retains_node() && !before.retains_node();
+        withholds || has_lost_node || after.retains_addresses() && !before.retains_addresses()
     }
 }
 
@@ -150,7 +154,7 @@ impl Store {
         if let Some(StoredState { epoch, revision, state, .. }) = &stored {
             info!(%path, %epoch, %revision, service_ports = state.service_ports().len(), "read the state file");
         }
-        let (newest, to_write) = watch::channel(None);
+        let (newest, to_write) = watch::channel(stored.clone());
         let (report, error) = watch::channel(None);
         let writer =
             Writer { storage, newest: to_write, written: stored.clone(), report, failures: Repeated::default() };
@@ -180,6 +184,14 @@ impl Store {
         self.newest.send_if_modified(|newest| {
             let before = mem::replace(newest, stored);
             before != *newest
+        });
+    }
+
+    /// A newer state is committed, but has a loss that is withheld: the file is to contain the one before at once, so
+    /// that a restart, even after a kill, withholds it further. Does not block.
+    pub(crate) fn mark_outdated(&self) {
+        self.newest.send_if_modified(|newest| {
+            newest.as_mut().is_some_and(|stored| !mem::replace(&mut stored.is_outdated, true))
         });
     }
 

@@ -40,13 +40,13 @@ impl StoredState {
     /// The content of a file with this state.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let Self { state, epoch, revision, source_version, kind_versions, boot } = self;
+        let Self { state, epoch, revision, source_version, kind_versions, boot, is_outdated } = self;
         let welcome = Welcome {
             epoch: *epoch,
             mode: SyncMode::Snapshot,
             source_version: *source_version,
             kind_versions: *kind_versions,
-            is_outdated: false,
+            is_outdated: *is_outdated,
         };
         let mut chunks = Vec::new();
         put(&mut chunks, boot.as_deref().unwrap_or_default().as_bytes());
@@ -93,9 +93,9 @@ impl StoredState {
             }
         };
         ensure!(file.is_empty(), "there is more after the last message");
-        let Welcome { epoch, source_version, kind_versions, .. } = welcome;
+        let Welcome { epoch, source_version, kind_versions, is_outdated, mode: _ } = welcome;
         let boot = Some(boot.into()).filter(|boot: &Arc<str>| !boot.is_empty());
-        Ok(Self { state, epoch, revision, source_version, kind_versions, boot })
+        Ok(Self { state, epoch, revision, source_version, kind_versions, boot, is_outdated })
     }
 }
 

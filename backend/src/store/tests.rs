@@ -46,6 +46,7 @@ fn mk_stored(state: &NodeState, epoch: Epoch, revision: u64) -> StoredState {
         source_version: SourceVersion(1000 + revision),
         kind_versions: KindVersions { nodes: 2000 + revision, ..KindVersions::default() },
         boot: None,
+        is_outdated: false,
         state: state.clone(),
     }
 }
@@ -242,6 +243,25 @@ async fn facts_of_a_node_object_that_is_gone_are_written_at_once() {
     // Not so on a disk that fails.
     next.end.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
     assert_eq!(writes.recv().await.unwrap().begun, begun + RETRY);
+}
+
+#[tokio::test(start_paused = true)]
+async fn state_before_a_withheld_loss_is_written_at_once_and_once() {
+    let (store, mut writes) = played().await;
+    store.put(numbered(1));
+    let first = writes.recv().await.unwrap();
+    store.put(numbered(2));
+    store.mark_outdated();
+    let begun = Instant::now();
+    first.end.send(Ok(1)).unwrap();
+    let next = writes.recv().await.unwrap();
+    let outdated = StoredState { is_outdated: true, ..numbered(2) };
+    assert_eq!((&next.stored, next.begun), (&outdated, begun));
+    assert_eq!(StoredState::decode(NODE_NAME, outdated.encode()).unwrap(), outdated);
+    next.end.send(Ok(1)).unwrap();
+    store.mark_outdated();
+    sleep(Duration::from_secs(600)).await;
+    assert!(writes.try_recv().is_err(), "it is written");
 }
 
 #[tokio::test(start_paused = true)]

@@ -387,6 +387,100 @@ async fn withheld_loss_is_not_stored() {
     fixture.stop().await;
 }
 
+/// A process that commits these states, and withholds the loss of the last one. It ends, and the next one resumes the
+/// stream at the state before that.
+async fn restarted_while_withholding(kernel: &FakeKernel, file: &Path, states: &[NodeState]) -> (Fixture, Peer) {
+    let mut fixture = start(kernel, Some(file));
+    let mut peer = fixture.following(&states[0]).await;
+    for (revision, states) in (1..).zip(states.windows(2)) {
+        peer.commit(revision, revision + 1, operations_between(&states[0], &states[1])).await;
+        peer.ack().await;
+    }
+    assert!(fixture.progress.borrow().withheld_service_ports > 0);
+    fixture.stop().await;
+    drop(peer);
+    let mut fixture = start(kernel, Some(file));
+    let peer = fixture.session().await;
+    assert_eq!(peer.hello.resume, Some((EPOCH, Revision(states.len() as u64 - 1))));
+    peer.welcome(EPOCH, SyncMode::Resume).await;
+    (fixture, peer)
+}
+
+/// The losses that led to the limit are applied, and the rest alone is within it.
+#[tokio::test(start_paused = true)]
+async fn rest_of_a_withheld_loss_is_withheld_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let states = [services(14), services(5), services(0)];
+    let [_, before, after] = &states;
+    let kernel = FakeKernel::default();
+    let (mut fixture, mut first) = restarted_while_withholding(&kernel, &directory.path().join("state"), &states).await;
+    first.commit(2, 3, operations_between(before, after)).await;
+    assert_eq!(first.ack().await.digest, Some(total(after)));
+    assert_eq!(kernel.service_ports(), *before.service_ports());
+    assert_eq!(fixture.progress.borrow().withheld_service_ports, 5);
+    let mut peer = fixture.session().await;
+    assert_eq!(peer.hello.resume, None, "a snapshot is requested");
+    peer.welcome(Epoch(7), SyncMode::Snapshot).await;
+    peer.commit(0, 9, everything(after)).await;
+    peer.ack().await;
+    assert_eq!(fixture.keys(), []);
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn loss_is_limited_as_usual_once_a_frontend_has_confirmed_the_state_before_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let states = [services(ALL), services(0)];
+    let kernel = FakeKernel::default();
+    let (fixture, mut peer) = restarted_while_withholding(&kernel, &directory.path().join("state"), &states).await;
+    peer.bookmark(4, total(&services(ALL))).await;
+    peer.ack().await;
+    peer.commit(4, 5, operations_between(&services(ALL), &services(ALL - 1))).await;
+    peer.ack().await;
+    assert_eq!(fixture.keys().len(), ALL - 1);
+    assert_eq!(fixture.progress.borrow().withheld_service_ports, 0);
+    fixture.stop().await;
+}
+
+/// The file may be older otherwise: its endpoints may be gone, or a Service that has returned may be missing.
+#[tokio::test(start_paused = true)]
+async fn process_that_is_killed_while_it_withholds_a_loss_leaves_the_state_before_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, of_killed) = (directory.path().join("state"), directory.path().join("state-of-killed"));
+    let before = (0..ALL).fold(mk_state(), |state, number| {
+        state.service(&format!("default/s{number}"), |service| {
+            service.cluster_ip(&format!("10.96.0.{}", number + 1)).endpoints(["10.244.1.2:8080"])
+        })
+    });
+    let (before, after) = (before.build(), services(0));
+    let kernel = FakeKernel::default();
+    let mut fixture = start(&kernel, Some(&file));
+    let mut peer = fixture.following(&services(ALL)).await;
+    peer.commit(1, 2, operations_between(&services(ALL), &before)).await;
+    peer.ack().await;
+    peer.commit(2, 3, operations_between(&before, &after)).await;
+    peer.ack().await;
+    let is_stored = || crate::StoredState::read(&file, NODE_NAME).is_ok_and(|stored| stored.is_outdated);
+    let stored = tokio::time::timeout(Duration::from_secs(9), async {
+        while !is_stored() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    stored.await.expect("it does not wait for the interval between two writes");
+    std::fs::copy(&file, &of_killed).unwrap();
+    fixture.stop().await;
+    drop(peer);
+
+    let mut fixture = start(&kernel, Some(&of_killed));
+    let mut peer = fixture.session().await;
+    assert_eq!(peer.hello.resume, Some((EPOCH, Revision(2))));
+    peer.welcome(EPOCH, SyncMode::Resume).await;
+    peer.commit(2, 3, operations_between(&before, &after)).await;
+    assert_eq!(peer.ack().await.digest, Some(total(&after)));
+    assert_eq!(kernel.service_ports(), *before.service_ports());
+    fixture.stop().await;
+}
+
 /// Services with one endpoint each: on this node, and on another one.
 fn on_nodes(here: usize, elsewhere: usize) -> NodeState {
     let state = (0..here).fold(mk_state(), |state, number| {
