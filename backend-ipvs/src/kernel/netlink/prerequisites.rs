@@ -44,8 +44,10 @@ struct Missing {
     writes: usize,
     /// The family that needs it; `None`: both.
     family: Option<IpFamily>,
-    supply: Box<dyn FnOnce(&mut Worker) -> Result<()>>,
+    supply: Supply,
 }
+
+type Supply = Box<dyn FnOnce(&mut Worker) -> Result<()>>;
 
 // === impl Missing ===
 

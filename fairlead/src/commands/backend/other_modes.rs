@@ -171,7 +171,7 @@ impl OtherModes {
             has_ipvs = !objects.is_empty();
             if has_ipvs {
                 let servers = backend_ipvs::virtual_servers().await.context("list the virtual servers of IPVS")?;
-                let has_servers = |family: &IpFamily| servers.iter().any(|server| server.family == *family);
+                let has_servers = |family: &IpFamily| servers.iter().any(|server| server.at.family() == *family);
                 found.push(StaleMode::ipvs(&objects, IpFamily::ALL.into_iter().filter(has_servers).collect()));
             }
         }
