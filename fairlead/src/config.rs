@@ -20,4 +20,4 @@ pub(crate) use kube_proxy::TargetRole;
 pub(crate) use kube_proxy::fields::{Effect, FIELDS};
 #[cfg(test)]
 pub(crate) use settings::flags;
-pub(crate) use settings::{FieldErrors, FieldProblem, Setting, field_of, to_yaml};
+pub(crate) use settings::{Setting, field_of, to_yaml};

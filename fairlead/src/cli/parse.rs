@@ -7,7 +7,7 @@ use clap::{ArgAction, ArgMatches, Command, CommandFactory as _, FromArgMatches a
 
 use super::{Cli, Effective, effective::leaf};
 use crate::config::{
-    BackendName, Document, FieldProblem, Kind, Setting, TargetRole,
+    BackendName, Document, Kind, Setting, TargetRole,
     kube_proxy::{self, Conversion},
     settings,
 };
@@ -86,11 +86,11 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) ->
 /// if it is converted for a process.
 ///
 /// # Errors
-/// Invalid settings: [`FieldErrors`](crate::config::FieldErrors), all at once. Settings that contradict each other.
+/// Invalid settings, all at once. Settings that contradict each other.
 pub(crate) fn check_document(
     document: Document,
     convert_for: Option<TargetRole>,
-) -> Result<(Kind, Vec<Setting>, Vec<FieldProblem>)> {
+) -> Result<(Kind, Vec<Setting>, Vec<String>)> {
     let (kind, Conversion { settings, warnings }) = match (document.kind, convert_for) {
         (Kind::KubeProxy, Some(role)) => (role.kind(), kube_proxy::convert(&document.fields, role)?),
         (Kind::KubeProxy, None) => bail!(KUBE_PROXYS),
@@ -135,8 +135,7 @@ fn check_for(path: &[&str], settings: &[Setting]) -> Result<()> {
     let mut command = command();
     command.build();
     let command = path.iter().try_fold(&command, |command, name| command.find_subcommand(name));
-    settings::check(command.context("no such command")?, settings)?;
-    Ok(())
+    settings::check(command.context("no such command")?, settings)
 }
 
 #[cfg(test)]

@@ -5,14 +5,15 @@ pub(super) mod fields;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+use std::{collections::BTreeMap, fmt::Display, net::IpAddr, time::Duration};
 
+use anyhow::{Result, bail};
 use clap::ValueEnum;
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 use self::fields::{Effect, Field, modes};
-use super::{BackendName, FieldErrors, FieldProblem, Kind, Setting, duration};
+use super::{BackendName, Kind, Setting, duration};
 
 /// Which process replaces kube-proxy on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -27,8 +28,8 @@ pub(crate) enum TargetRole {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Conversion {
     pub(crate) settings: Vec<Setting>,
-    /// Fields without effect, or with another one than in kube-proxy.
-    pub(crate) warnings: Vec<FieldProblem>,
+    /// Fields without effect, or with another one than in kube-proxy; why, and what to do instead.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// The values of the fields that are set, by path.
@@ -55,22 +56,18 @@ impl TargetRole {
 ///
 /// # Errors
 /// A mode that Fairlead does not have, and a list of cluster CIDRs.
-pub(crate) fn convert(document: &Map<String, Value>, role: TargetRole) -> Result<Conversion, FieldErrors> {
+pub(crate) fn convert(document: &Map<String, Value>, role: TargetRole) -> Result<Conversion> {
     let mode = document.get("mode").unwrap_or(&Value::Null);
     let name = if mode.is_null() { Some("") } else { mode.as_str() };
     let backend = match name {
         Some("" | "iptables") => BackendName::Iptables,
         Some("ipvs") => BackendName::Ipvs,
         Some("nftables") => BackendName::Nftables,
-        _ => {
-            let reason = format!("{mode}: expected one of iptables, ipvs, nftables");
-            return Err(FieldErrors(vec![FieldProblem::new("mode", reason)]));
-        }
+        _ => bail!("mode: {mode}: expected one of iptables, ipvs, nftables"),
     };
     // Our field may be a list, kube-proxy's may not.
     if let Some(list @ Value::Array(_)) = document.get("clusterCIDR") {
-        let reason = format!("{list}: expected text, with commas between CIDRs");
-        return Err(FieldErrors(vec![FieldProblem::new("clusterCIDR", reason)]));
+        bail!("clusterCIDR: {list}: expected text, with commas between CIDRs");
     }
     let mut conversion = Conversion::default();
     conversion.set("mode", "backend", backend.name());
@@ -103,8 +100,8 @@ impl Conversion {
         self.settings.push(Setting::new(path, field, value));
     }
 
-    fn warn(&mut self, path: impl Into<String>, reason: impl Into<String>) {
-        self.warnings.push(FieldProblem::new(path, reason));
+    fn warn(&mut self, path: &str, reason: impl Display) {
+        self.warnings.push(format!("{path}: {reason}"));
     }
 
     /// The value of a field that is set, as its type. A value of another type is ignored, with a warning.

@@ -1,7 +1,8 @@
 //! The fields of a configuration file, which become defaults of the flags. A field is named as its flag, in camelCase.
 
-use std::{error::Error as _, fmt};
+use std::error::Error as _;
 
+use anyhow::{Result, ensure};
 use clap::{Arg, ArgAction, Command, error::ContextKind};
 use serde_json::{Map, Value};
 
@@ -20,32 +21,21 @@ pub(crate) struct Setting {
     pub(crate) path: String,
 }
 
-/// A field that is invalid, or that has no effect, or another effect than in kube-proxy.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FieldProblem {
-    pub(crate) field: String,
-    /// Why, and what to do instead.
-    pub(crate) reason: String,
-}
-
-/// All errors of a file.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) struct FieldErrors(pub(crate) Vec<FieldProblem>);
-
 /// Checks that a command accepts these settings.
 ///
 /// # Errors
 /// Fields that the command does not have, and values that are not allowed, all at once.
-pub(crate) fn check(command: &Command, settings: &[Setting]) -> Result<(), FieldErrors> {
+pub(crate) fn check(command: &Command, settings: &[Setting]) -> Result<()> {
     let check = |setting: &Setting| {
         let flag = flags(command).find(|(flag, _)| field_of(flag) == setting.field);
         let unknown = || format!("`{}` has no such field", command.get_bin_name().unwrap_or_default());
         let (flag, arg) = flag.ok_or_else(unknown)?;
         parse(flag, arg, &flag_values(arg, &setting.value)?)
     };
-    let error = |setting: &Setting| Some(FieldProblem::new(&setting.path, check(setting).err()?));
+    let error = |setting: &Setting| Some(format!("{}: {}", setting.path, check(setting).err()?));
     let errors: Vec<_> = settings.iter().filter_map(error).collect();
-    if errors.is_empty() { Ok(()) } else { Err(FieldErrors(errors)) }
+    ensure!(errors.is_empty(), "{}", errors.join("; "));
+    Ok(())
 }
 
 /// The command, where these settings are the defaults of its flags.
@@ -107,7 +97,7 @@ fn parse(flag: &str, arg: &Arg, values: &[String]) -> Result<(), String> {
 }
 
 /// One of our files, with these settings.
-pub(crate) fn to_yaml(kind: Kind, settings: &[Setting]) -> anyhow::Result<String> {
+pub(crate) fn to_yaml(kind: Kind, settings: &[Setting]) -> Result<String> {
     let fields: Map<_, _> = settings.iter().map(|setting| (setting.field.clone(), setting.value.clone())).collect();
     Ok(format!("apiVersion: {API_VERSION}\nkind: {}\n{}", kind.name(), crate::print::yaml(&fields)?))
 }
@@ -130,32 +120,9 @@ pub(crate) fn field_of(flag: &str) -> String {
     field
 }
 
-// === Constructors ===
-
 impl Setting {
     pub(crate) fn new(path: impl Into<String>, field: impl Into<String>, value: impl Into<Value>) -> Self {
         Self { field: field.into(), value: value.into(), path: path.into() }
-    }
-}
-
-impl FieldProblem {
-    pub(crate) fn new(field: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self { field: field.into(), reason: reason.into() }
-    }
-}
-
-// === Display ===
-
-impl fmt::Display for FieldProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.field, self.reason)
-    }
-}
-
-impl fmt::Display for FieldErrors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let errors: Vec<_> = self.0.iter().map(ToString::to_string).collect();
-        f.write_str(&errors.join("; "))
     }
 }
 
@@ -202,7 +169,7 @@ mod tests {
                 let setting = Setting::new("path", field_of(flag), value);
                 check(&command, std::slice::from_ref(&setting)).unwrap();
                 let error = check(&command, &[Setting::new("path", field_of(flag), json!({}))]).unwrap_err();
-                assert_eq!(error.0[0].field, "path", "{flag}");
+                assert!(error.to_string().starts_with("path: "), "{flag}: {error}");
                 let arguments = [&["fairlead"], kind.command()].concat();
                 let matches = with_defaults(crate::cli::command(), &[setting]).get_matches_from(arguments);
                 Cli::from_arg_matches(&matches).unwrap();
@@ -221,8 +188,8 @@ mod tests {
             ("clusterCidr", json!(["10.0.0.0/8", "x"]), "invalid value 'x'"),
             ("backend", json!("bpf"), "invalid value 'bpf': expected one of nftables, iptables, ipvs"),
         ] {
-            let FieldErrors(errors) = check(&local, &[Setting::new("path", field, value)]).unwrap_err();
-            assert!(errors[0].reason.contains(expected), "{errors:?}");
+            let error = check(&local, &[Setting::new("path", field, value)]).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
         }
         let lists = [
             ("clusterCidr", json!("10.0.0.0/8, fd00::/8")),
