@@ -85,15 +85,6 @@ Exit codes:
   2  the command could not run"
 )]
 pub(crate) struct Cli {
-    #[command(flatten)]
-    pub(crate) log: LogArgs,
-
-    #[command(subcommand)]
-    pub(crate) command: Command,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct LogArgs {
     /// Format of log lines: text or json.
     #[arg(long, global = true, env = "FAIRLEAD_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
     pub(crate) log_format: LogFormat,
@@ -102,6 +93,9 @@ pub(crate) struct LogArgs {
     /// that print a result.
     #[arg(long = "log", global = true, env = "FAIRLEAD_LOG", value_name = "FILTER")]
     pub(crate) log_filter: Option<String>,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
 }
 
 #[derive(Debug, Subcommand)]

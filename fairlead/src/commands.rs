@@ -30,7 +30,7 @@ use runtime::{Shutdown, log};
 use tracing::{info, warn};
 
 use crate::{
-    cli::{self, Cli, Command, LogArgs, Parsed},
+    cli::{self, Cli, Command, Parsed},
     exit_code::ExitCode,
     kubectl, print,
 };
@@ -44,7 +44,7 @@ const COULD_NOT_RUN: i32 = ExitCode::CouldNotRun as i32;
 /// Runs a command.
 pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     let Parsed { cli, effective, file } = parsed;
-    let Cli { log: LogArgs { log_format, log_filter }, mut command } = cli;
+    let Cli { log_format, log_filter, mut command } = cli;
     let is_server = matches!(command, Command::Frontend(_) | Command::Backend { .. } | Command::Local(_));
     let log_filter = log_filter.unwrap_or_else(|| if is_server { "info" } else { "warn" }.to_owned());
     // A server must not wait for stderr, and another command must not lose a line.

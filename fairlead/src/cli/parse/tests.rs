@@ -47,7 +47,7 @@ fn file_sets_what_flags_set() {
     );
     let parsed = file.parse(&["local"]).unwrap();
     assert!(parsed.file.is_some());
-    assert_eq!(parsed.cli.log.log_filter.as_deref(), Some("debug"));
+    assert_eq!(parsed.cli.log_filter.as_deref(), Some("debug"));
     let from_file = file.local(&[]);
     let flags = [
         "fairlead",
@@ -78,7 +78,7 @@ fn flag_takes_precedence_over_file() {
     assert_eq!(given.any.backend, Some(BackendName::Nftables));
     assert_eq!(given.any.common.node.max_loss.to_string(), "80%");
     assert_eq!(given.any.common.traffic.cluster_cidr, ["fd00::/56".parse().unwrap()]);
-    assert_eq!(file.parse(&["--log", "warn", "local"]).unwrap().cli.log.log_filter.as_deref(), Some("warn"));
+    assert_eq!(file.parse(&["--log", "warn", "local"]).unwrap().cli.log_filter.as_deref(), Some("warn"));
     // A source replaces the other one in the file.
     let source = file.local(&["--manifests", "m"]).source;
     assert_eq!((source.manifests, source.kubeconfig), (Some("m".into()), None));
