@@ -1,12 +1,13 @@
 //! Enumerates random choices: the evaluation is repeated, each time with the next combination of outcomes.
 
 /// The outcomes of one evaluation.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Choices {
     /// The outcome of each choice, and the number of its outcomes. Choices after the last get the first outcome.
     script: Vec<(usize, usize)>,
     made: usize,
-    probability: f64,
+    /// That of the outcomes so far.
+    pub(crate) probability: f64,
 }
 
 impl Choices {
@@ -28,11 +29,6 @@ impl Choices {
         let outcome = possible[outcome.min(possible.len() - 1)];
         self.probability *= probabilities[outcome];
         outcome
-    }
-
-    /// The probability of the outcomes so far.
-    pub(crate) fn probability(&self) -> f64 {
-        self.probability
     }
 
     /// The outcomes of the next evaluation; `None` after the last.
@@ -61,7 +57,7 @@ mod tests {
             let first = choices.choose(&[0.5, 0.0, 0.5]);
             // The second choice depends on the first.
             let second = if first == 2 { choices.choose(&[0.25, 0.75]) } else { 9 };
-            seen.push((first, second, choices.probability()));
+            seen.push((first, second, choices.probability));
             next = choices.next();
         }
         assert_eq!(seen, [(0, 9, 0.5), (2, 0, 0.125), (2, 1, 0.375)]);

@@ -80,7 +80,7 @@ pub fn trace(rules: &NodeRules, packet: &Packet, kernel: &mut dyn Kernel) -> Res
         let mut traversal = Traversal::new(packet.clone(), &mut choices, kernel);
         let verdict = rules.evaluate_path(&mut traversal)?;
         let path = traversal.path;
-        paths.push(Path { probability: choices.probability(), verdict, ..path });
+        paths.push(Path { probability: choices.probability, verdict, ..path });
         next = choices.next();
     }
     Ok(Trace { packet: packet.clone(), paths })

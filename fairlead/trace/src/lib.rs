@@ -11,20 +11,6 @@
 //!
 //! Rules are not changed, and no packet is sent. Where a rule chooses at random, each outcome is evaluated (`choices`).
 //! An unknown condition is reported and treated as not matching.
-//!
-//! | module | contains |
-//! |---|---|
-//! | [`packet`](Packet) | the packet, as far as rules can match it |
-//! | `choices` | the enumeration of random choices |
-//! | `traversal` | the state of a packet while it is evaluated |
-//! | `hooks` | the order of hooks and chains |
-//! | `table` | the evaluation of chains |
-//! | `nft` | rules of nf_tables |
-//! | `iptables` | rules of iptables |
-//! | `ipset` | lookups in ipsets |
-//! | `ipvs` | virtual servers and their destinations |
-//! | [`kernel`] | the state of the kernel that rules refer to |
-//! | [`Trace`] | the result |
 
 mod choices;
 mod hooks;
