@@ -32,8 +32,8 @@ use tokio::{
 };
 use tracing::{Instrument as _, debug, info};
 
-use self::connections::HttpPermit;
 use crate::{
+    ClientSource, ConnectionPermit,
     failure::{Recovery, Repeated, chain},
     warn_if_news,
 };
@@ -150,7 +150,7 @@ fn original_destination(stream: &TcpStream) -> Option<OriginalDestination> {
     (!original.is_loopback()).then_some(OriginalDestination(original))
 }
 
-async fn connection(stream: TcpStream, name: &'static str, permit: &HttpPermit, answer: Answers) {
+async fn connection(stream: TcpStream, name: &'static str, permit: &ConnectionPermit<ClientSource>, answer: Answers) {
     let (deadline, until) = watch::channel(Instant::now() + CONNECTION_TIMEOUT);
     let client = stream.peer_addr().map(Client);
     let original = original_destination(&stream);

@@ -19,9 +19,6 @@ pub struct HttpConnections {
     remote: ConnectionTable<ClientSource>,
 }
 
-/// The right to an open connection.
-pub(super) type HttpPermit = ConnectionPermit<ClientSource>;
-
 impl Default for HttpConnections {
     fn default() -> Self {
         Self { local: ConnectionTable::new("local HTTP", LOCAL), remote: ConnectionTable::new("HTTP", REMOTE) }
@@ -30,7 +27,7 @@ impl Default for HttpConnections {
 
 impl HttpConnections {
     /// Admits a connection, and evicts another one if a bound is reached.
-    pub(super) fn admit(&self, stream: &TcpStream) -> io::Result<HttpPermit> {
+    pub(super) fn admit(&self, stream: &TcpStream) -> io::Result<ConnectionPermit<ClientSource>> {
         let [client, server] = [stream.peer_addr()?, stream.local_addr()?].map(|address| address.ip().to_canonical());
         let table = if is_local(client, server) { &self.local } else { &self.remote };
         Ok(table.admit(client.into()))
