@@ -66,18 +66,14 @@ pub(crate) struct TlsArgs {
 impl TlsArgs {
     /// Checks settings that depend on each other.
     pub(super) fn validate(&self) -> Result<()> {
-        let (cert, client_ca) = (self.tls_cert.is_some(), self.tls_client_ca.is_some());
+        let [cert, key, client_ca] = [&self.tls_cert, &self.tls_key, &self.tls_client_ca].map(Option::is_some);
+        let has_accounts = !self.backend_service_account.is_empty();
         for (flag, is_set, needed, is_given) in [
-            ("--tls-cert", cert, "--tls-key", self.tls_key.is_some()),
-            ("--tls-key", self.tls_key.is_some(), "--tls-cert", cert),
+            ("--tls-cert", cert, "--tls-key", key),
+            ("--tls-key", key, "--tls-cert", cert),
             ("--tls-client-ca", client_ca, "--tls-cert", cert),
-            ("--backend-service-account", !self.backend_service_account.is_empty(), "--tls-cert", cert),
-            (
-                "--token-issuer",
-                !self.token_issuer.is_empty(),
-                "--backend-service-account",
-                !self.backend_service_account.is_empty(),
-            ),
+            ("--backend-service-account", has_accounts, "--tls-cert", cert),
+            ("--token-issuer", !self.token_issuer.is_empty(), "--backend-service-account", has_accounts),
             ("--admin-identity", !self.admin_identity.is_empty(), "--tls-cert", cert),
         ] {
             if is_set && !is_given {
