@@ -61,8 +61,9 @@ impl Prober {
                 Protocol::Udp => self.udp(target.address).await,
                 _ => self.tcp(target.address).await,
             };
+            let is_success = observation.outcome.is_success();
             observations.push(observation);
-            if observations.iter().any(|observation| !observation.outcome.is_success()) {
+            if !is_success {
                 break;
             }
         }

@@ -31,10 +31,13 @@ pub(super) struct ProbeResult {
 /// The result for a VIP.
 pub(super) fn judge(target: &ProbeTarget, observations: &[Observation]) -> ProbeResult {
     let endpoints: BTreeSet<_> = observations.iter().filter_map(|observation| observation.endpoint).collect();
-    let (verdict, observed) = match &target.expected {
-        ConnectionVerdict::Endpoints(pool) => judge_served(target, pool, observations, &endpoints),
-        ConnectionVerdict::Reject => (judge_all(observations, &ConnectionOutcome::Refused), describe(observations)),
-        ConnectionVerdict::Drop => (judge_all(observations, &ConnectionOutcome::NoReply), describe(observations)),
+    let (expected, (verdict, observed)) = match &target.expected {
+        ConnectionVerdict::Endpoints(pool) => {
+            let expected = if pool.len() == 1 { "1 endpoint".to_owned() } else { format!("{} endpoints", pool.len()) };
+            (expected, judge_served(target, pool, observations, &endpoints))
+        }
+        ConnectionVerdict::Reject => ("refused".to_owned(), judge_all(observations, &ConnectionOutcome::Refused)),
+        ConnectionVerdict::Drop => ("no reply".to_owned(), judge_all(observations, &ConnectionOutcome::NoReply)),
     };
     let slowest = observations.iter().map(|observation| observation.duration).max().unwrap_or_default();
     ProbeResult {
@@ -42,12 +45,7 @@ pub(super) fn judge(target: &ProbeTarget, observations: &[Observation]) -> Probe
         vip_kind: target.vip_kind,
         address: target.address.to_string(),
         verdict,
-        expected: match &target.expected {
-            ConnectionVerdict::Endpoints(pool) if pool.len() == 1 => "1 endpoint".to_owned(),
-            ConnectionVerdict::Endpoints(pool) => format!("{} endpoints", pool.len()),
-            ConnectionVerdict::Reject => "refused".to_owned(),
-            ConnectionVerdict::Drop => "no reply".to_owned(),
-        },
+        expected,
         observed,
         slowest_us: u64::try_from(slowest.as_micros()).unwrap_or(u64::MAX),
         endpoints,
@@ -81,12 +79,10 @@ fn judge_served(
     }
 }
 
-fn judge_all(observations: &[Observation], expected: &ConnectionOutcome) -> Level {
-    if !observations.is_empty() && observations.iter().all(|observation| observation.outcome == *expected) {
-        Level::Ok
-    } else {
-        Level::Fail
-    }
+fn judge_all(observations: &[Observation], expected: &ConnectionOutcome) -> (Level, String) {
+    let is_expected =
+        !observations.is_empty() && observations.iter().all(|observation| observation.outcome == *expected);
+    (if is_expected { Level::Ok } else { Level::Fail }, describe(observations))
 }
 
 /// Each outcome once.
