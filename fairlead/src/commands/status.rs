@@ -10,13 +10,13 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Error, Result};
 use proto::v1::StatusRequest;
 use tokio::time::{Instant, sleep};
 
-use self::join::{Limits, Overview};
+use self::join::Overview;
 use crate::{cli::StatusArgs, exit_code::ExitCode, print};
 
 /// How long a frontend may take to connect and answer, in addition to the wait that is asked for.
@@ -32,10 +32,10 @@ pub(crate) async fn run(args: StatusArgs, others: Vec<(String, Error)>) -> Resul
     for (address, error) in &overview.unreachable {
         print::error(format_args!("cannot query {address}: {error:#}"));
     }
-    Ok(match overview {
-        _ if is_incomplete(&overview, &args) => ExitCode::CouldNotRun,
-        _ => ExitCode::of_check(overview.is_healthy()),
-    })
+    if is_incomplete(&overview, &args) {
+        return Ok(ExitCode::CouldNotRun);
+    }
+    Ok(ExitCode::of_check(overview.is_healthy()))
 }
 
 /// Whether a frontend that could not be queried might know more. One node is connected to one frontend: if another one
@@ -52,14 +52,14 @@ async fn query(args: &StatusArgs, has_others: bool) -> Result<Overview> {
         let wait_millis = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
         grpc.status(&StatusRequest { wait_millis, node: node.clone(), ..StatusRequest::default() }, TIMEOUT).await
     };
-    let mut limits = Limits::new(args.max_lag, args.node.clone());
-    let mut overview = Overview::of(ask(Duration::ZERO).await?, &limits);
-    let Some(wait) = args.wait else { return Ok(overview) };
-    limits.require_current(&overview);
+    let now = Overview::of(ask(Duration::ZERO).await?, args, &BTreeMap::new());
+    let Some(wait) = args.wait else { return Ok(now) };
+    // Every node must have the current revision, also with `--max-lag`.
+    let required = now.revisions();
     let deadline = Instant::now() + wait;
     loop {
-        // Every node must have the current revision, also with `--max-lag`.
-        overview = Overview::of(ask(deadline.saturating_duration_since(Instant::now())).await?, &limits);
+        let left = deadline.saturating_duration_since(Instant::now());
+        let overview = Overview::of(ask(left).await?, args, &required);
         let cannot_succeed = (has_others || !overview.unreachable.is_empty()) && args.node.is_none();
         let is_done = overview.is_healthy() && !is_incomplete(&overview, args);
         if is_done || cannot_succeed || Instant::now() + POLL_INTERVAL > deadline {

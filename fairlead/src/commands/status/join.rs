@@ -7,15 +7,7 @@ use frontend::source::is_unconfirmed;
 use proto::v1::{DrainState, NodeStatus, Role, StatusResponse, WaitingDrain, WatchPhase, WatchStatus};
 use serde::Serialize;
 
-/// When a node counts as behind.
-#[derive(Debug)]
-pub(super) struct Limits {
-    max_lag: Duration,
-    /// The revision that every node must have, by epoch.
-    required: BTreeMap<u64, u64>,
-    /// The only node that is shown.
-    node: Option<String>,
-}
+use crate::cli::StatusArgs;
 
 /// All nodes, as all frontends see them.
 #[derive(Debug)]
@@ -62,38 +54,33 @@ pub(super) enum NodeHealth {
     Healthy,
 }
 
-impl Limits {
-    pub(super) fn new(max_lag: Duration, node: Option<String>) -> Self {
-        Self { max_lag, required: BTreeMap::new(), node }
-    }
-
-    /// Requires every node to have the current revision.
-    pub(super) fn require_current(&mut self, overview: &Overview) {
-        let revisions = overview.frontends.iter().map(|(_, status)| (status.epoch, status.revision));
-        self.required.extend(revisions);
-    }
-
-    fn state(&self, status: &NodeStatus, epoch: u64) -> NodeHealth {
-        let required = self.required.get(&epoch).copied().unwrap_or_default();
+impl NodeHealth {
+    /// `required`: the revision that the node must have programmed.
+    fn of(status: &NodeStatus, max_lag: Duration, required: u64) -> Self {
         if !status.connected {
-            NodeHealth::Absent
+            Self::Absent
         } else if status.role() == Role::Shadow {
-            NodeHealth::Shadow
-        } else if Duration::from_micros(status.lag_micros) > self.max_lag || status.programmed_revision < required {
-            NodeHealth::Behind
+            Self::Shadow
+        } else if Duration::from_micros(status.lag_micros) > max_lag || status.programmed_revision < required {
+            Self::Behind
         } else if !status.degraded.is_empty() {
-            NodeHealth::Degraded
+            Self::Degraded
         } else if status.failure_count > 0 {
-            NodeHealth::Failing
+            Self::Failing
         } else {
-            NodeHealth::Healthy
+            Self::Healthy
         }
     }
 }
 
 impl Overview {
     /// Merges the answers. A frontend with two addresses counts once; of several streams of a node the newest counts.
-    pub(super) fn of(answers: Vec<(String, Result<StatusResponse, Error>)>, limits: &Limits) -> Self {
+    /// `required`: the revision that every node must have, by epoch.
+    pub(super) fn of(
+        answers: Vec<(String, Result<StatusResponse, Error>)>,
+        args: &StatusArgs,
+        required: &BTreeMap<u64, u64>,
+    ) -> Self {
         let (mut frontends, mut unreachable) = (Vec::<(String, StatusResponse)>::new(), Vec::new());
         for (address, answer) in answers {
             match answer {
@@ -105,6 +92,7 @@ impl Overview {
         let (mut nodes, mut observers) = (BTreeMap::<String, NodeRow>::new(), 0);
         let mut drains = BTreeMap::<Vec<_>, WaitingDrain>::new();
         for (address, status) in &mut frontends {
+            let required = required.get(&status.epoch).copied().unwrap_or_default();
             for drain in mem::take(&mut status.waiting_drains) {
                 match drains.get(&drain.addresses) {
                     Some(known) if rank(known) >= rank(&drain) => {}
@@ -119,7 +107,7 @@ impl Overview {
                 let row = NodeRow {
                     frontend: node.connected.then(|| address.clone()),
                     revisions_behind: status.revision.saturating_sub(node.programmed_revision),
-                    state: limits.state(&node, status.epoch),
+                    state: NodeHealth::of(&node, args.max_lag, required),
                     status: node,
                 };
                 if nodes.get(&row.status.node).is_none_or(|known| row.takes_precedence(known)) {
@@ -127,7 +115,7 @@ impl Overview {
                 }
             }
         }
-        if let Some(name) = limits.node.as_ref().filter(|name| !nodes.contains_key(*name)) {
+        if let Some(name) = args.node.as_ref().filter(|name| !nodes.contains_key(*name)) {
             nodes.insert(name.clone(), NodeRow::unknown(name));
         }
         let mut nodes: Vec<_> = nodes.into_values().collect();
@@ -135,6 +123,11 @@ impl Overview {
         let mut drains: Vec<_> = drains.into_values().collect();
         drains.sort_by_key(|drain| Reverse(drain.waited_micros));
         Self { frontends, unreachable, nodes, observers, drains }
+    }
+
+    /// The current revisions, by epoch.
+    pub(super) fn revisions(&self) -> BTreeMap<u64, u64> {
+        self.frontends.iter().map(|(_, status)| (status.epoch, status.revision)).collect()
     }
 
     /// Whether all frontends that answered are ready and follow the API, and all nodes are healthy.

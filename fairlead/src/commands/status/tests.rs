@@ -1,6 +1,6 @@
 //! Answers of several frontends, merged and printed.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
 
 use anyhow::{Error, anyhow};
 use proto::v1::{
@@ -9,7 +9,7 @@ use proto::v1::{
 };
 
 use super::{
-    join::{Limits, NodeHealth, Overview},
+    join::{NodeHealth, Overview},
     json, table,
 };
 use crate::cli::{Command, StatusArgs};
@@ -61,12 +61,16 @@ fn frontend(epoch: u64, revision: u64, nodes: Vec<NodeStatus>) -> StatusResponse
     }
 }
 
-fn join(answers: Vec<(&str, Result<StatusResponse, Error>)>, limits: &Limits) -> Overview {
-    Overview::of(answers.into_iter().map(|(address, answer)| (address.to_owned(), answer)).collect(), limits)
+fn join(answers: Vec<(&str, Result<StatusResponse, Error>)>, args: &StatusArgs) -> Overview {
+    join_requiring(&BTreeMap::new(), answers, args)
 }
 
-fn limits() -> Limits {
-    Limits::new(Duration::from_secs(5), None)
+fn join_requiring(
+    required: &BTreeMap<u64, u64>,
+    answers: Vec<(&str, Result<StatusResponse, Error>)>,
+    args: &StatusArgs,
+) -> Overview {
+    Overview::of(answers.into_iter().map(|(address, answer)| (address.to_owned(), answer)).collect(), args, required)
 }
 
 fn args(args: &[&str]) -> StatusArgs {
@@ -84,7 +88,7 @@ fn states(overview: &Overview) -> Vec<(&str, NodeHealth)> {
 fn worst_nodes_come_first() {
     let nodes =
         vec![node("a", 9), failing("b", 9), behind("c", 7, 6), behind("d", 9, 4), absent("e", 3), absent("f", 300)];
-    let overview = join(vec![("unix:/s", Ok(frontend(1, 9, nodes)))], &limits());
+    let overview = join(vec![("unix:/s", Ok(frontend(1, 9, nodes)))], &args(&[]));
     let expected = [
         ("f", NodeHealth::Absent),
         ("e", NodeHealth::Absent),
@@ -112,7 +116,7 @@ unix:/s: revision 9, programmed on all nodes 9, 7 service ports, 21 endpoints
 #[test]
 fn unknown_times_are_not_zero() {
     let never_acked = NodeStatus { apply_micros: 0, ..node("a", 0) };
-    let overview = join(vec![("unix:/s", Ok(frontend(1, 0, vec![never_acked])))], &limits());
+    let overview = join(vec![("unix:/s", Ok(frontend(1, 0, vec![never_acked])))], &args(&[]));
     let text = table::render(&overview, &args(&[]));
     let row: Vec<_> = text.lines().nth(1).unwrap().split_whitespace().collect();
     assert_eq!(row, ["a", "nftables", "0.1.0", "0", "-", "-", "ok"]);
@@ -127,7 +131,7 @@ fn node_is_connected_if_one_frontend_has_its_stream() {
         // The first one at another address.
         ("https://c", Ok(frontend(1, 9, vec![node("a", 9), absent("b", 60)]))),
     ];
-    let overview = join(answers, &limits());
+    let overview = join(answers, &args(&[]));
     assert_eq!(states(&overview), [("c", NodeHealth::Absent), ("a", NodeHealth::Healthy), ("b", NodeHealth::Healthy)]);
     assert_eq!((overview.frontends.len(), overview.observers), (2, 1));
     let expected = "\
@@ -146,7 +150,7 @@ https://b: revision 4, programmed on all nodes 4, 7 service ports, 21 endpoints
 fn newest_stream_of_a_node_counts() {
     let old = NodeStatus { connected_micros: 1, ..behind("a", 3, 600) };
     for nodes in [vec![old.clone(), node("a", 9)], vec![node("a", 9), old]] {
-        let overview = join(vec![("unix:/s", Ok(frontend(1, 9, nodes)))], &limits());
+        let overview = join(vec![("unix:/s", Ok(frontend(1, 9, nodes)))], &args(&[]));
         assert_eq!(states(&overview), [("a", NodeHealth::Healthy)]);
     }
 }
@@ -154,21 +158,20 @@ fn newest_stream_of_a_node_counts() {
 #[test]
 fn waiting_requires_the_revision_at_its_start() {
     let answer = |programmed| vec![("unix:/s", Ok(frontend(1, 9, vec![behind("a", programmed, 1)])))];
-    let mut limits = limits();
-    let before = join(answer(8), &limits);
+    let before = join(answer(8), &args(&[]));
     assert!(before.is_healthy(), "within --max-lag");
-    limits.require_current(&before);
-    assert_eq!(states(&join(answer(8), &limits)), [("a", NodeHealth::Behind)]);
-    assert!(join(answer(9), &limits).is_healthy());
+    let join = |answers| join_requiring(&before.revisions(), answers, &args(&[]));
+    assert_eq!(states(&join(answer(8))), [("a", NodeHealth::Behind)]);
+    assert!(join(answer(9)).is_healthy());
     // A restarted frontend has another epoch.
-    assert!(join(vec![("unix:/s", Ok(frontend(2, 3, vec![node("a", 3)])))], &limits).is_healthy());
+    assert!(join(vec![("unix:/s", Ok(frontend(2, 3, vec![node("a", 3)])))]).is_healthy());
 }
 
 #[test]
 fn long_lists_of_nodes_are_cut() {
     let mut nodes: Vec<_> = (0..5000).map(|number| node(&format!("node-{number:04}"), 9)).collect();
     nodes[4000] = absent("node-4000", 3);
-    let overview = join(vec![("unix:/s", Ok(frontend(1, 9, nodes)))], &limits());
+    let overview = join(vec![("unix:/s", Ok(frontend(1, 9, nodes)))], &args(&[]));
     let text = table::render(&overview, &args(&[]));
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines.len(), 1 + 40 + 3);
@@ -179,15 +182,15 @@ fn long_lists_of_nodes_are_cut() {
 
 #[test]
 fn one_node_is_shown_with_all_its_rejected_service_ports() {
-    let limits = Limits::new(Duration::from_secs(5), Some("b".to_owned()));
-    let overview = join(vec![("unix:/s", Ok(frontend(1, 9, vec![failing("b", 9)])))], &limits);
-    let text = table::render(&overview, &args(&["--node", "b"]));
+    let args = args(&["--node", "b"]);
+    let overview = join(vec![("unix:/s", Ok(frontend(1, 9, vec![failing("b", 9)])))], &args);
+    let text = table::render(&overview, &args);
     let expected = "\
 REJECTED          RETRIED   REASON
 default/web/tcp   yes       no such module
 ";
     assert!(text.contains(expected), "{text}");
-    let nowhere = join(vec![("unix:/s", Ok(frontend(1, 9, Vec::new())))], &limits);
+    let nowhere = join(vec![("unix:/s", Ok(frontend(1, 9, Vec::new())))], &args);
     assert_eq!(states(&nowhere), [("b", NodeHealth::Absent)]);
 }
 
@@ -209,7 +212,7 @@ fn problems_are_listed_instead_of_nodes() {
     let listing = frontend(1, 9, vec![node("a", 9)]);
     let listing = StatusResponse { problems: vec![problem], watches: vec![kind], ready: false, ..listing };
     let other = StatusResponse { problems: listing.problems.clone(), ..frontend(2, 9, Vec::new()) };
-    let overview = join(vec![("unix:/s", Ok(listing)), ("unix:/t", Ok(other))], &limits());
+    let overview = join(vec![("unix:/s", Ok(listing)), ("unix:/t", Ok(other))], &args(&[]));
     assert!(!overview.is_healthy(), "a frontend is not ready");
     let expected = "\
 OBJECT                FIELD                 PROBLEM
@@ -237,7 +240,7 @@ fn frontend_that_does_not_follow_the_api_is_named() {
     };
     let overview = |watches| {
         let status = StatusResponse { watches, ..frontend(1, 3, vec![node("a", 3)]) };
-        join(vec![("unix:/a", Ok(status)), ("unix:/b", Ok(frontend(2, 17, vec![node("b", 17)])))], &limits())
+        join(vec![("unix:/a", Ok(status)), ("unix:/b", Ok(frontend(2, 17, vec![node("b", 17)])))], &args(&[]))
     };
     let lost = overview(vec![watch("Node", 30, 1), watch("Service", 181, 1), watch("EndpointSlice", 337, 7)]);
     assert!(!lost.is_healthy());
@@ -258,9 +261,9 @@ unix:/b: revision 17, programmed on all nodes 17, 7 service ports, 21 endpoints
 fn unreachable_frontend_is_named() {
     let overview = join(
         vec![("unix:/a", Err(anyhow!("refused"))), ("unix:/b", Ok(frontend(1, 9, vec![node("a", 9)])))],
-        &limits(),
+        &args(&[]),
     );
-    let unreachable = join(vec![("unix:/a", Err(anyhow!("refused")))], &limits());
+    let unreachable = join(vec![("unix:/a", Err(anyhow!("refused")))], &args(&[]));
     assert_eq!(table::render(&unreachable, &args(&[])), "");
     let document = json::of(&overview, &args(&[]));
     assert_eq!(document["healthy"], false);
@@ -280,7 +283,7 @@ fn unknown_values_of_enums_have_a_name_in_json() {
         waiting_drains: vec![WaitingDrain { state: 99, ..WaitingDrain::default() }],
         ..frontend(1, 9, vec![NodeStatus { mode: 99, ..node("a", 9) }])
     };
-    let document = json::of(&join(vec![("unix:/s", Ok(status))], &limits()), &args(&[]));
+    let document = json::of(&join(vec![("unix:/s", Ok(status))], &args(&[])), &args(&[]));
     assert_eq!(document["frontends"][0]["watches"][0]["phase"], "listing");
     assert_eq!(document["draining_pods"][0]["state"], "unknown");
     assert!(document["nodes"][0]["mode"].is_null(), "{document}");
@@ -296,7 +299,7 @@ fn durations_have_one_or_two_units() {
 fn node_that_does_not_serve_an_ip_family_is_not_healthy() {
     let text = "IPv4 is not programmed: no such table".to_owned();
     let degraded = NodeStatus { degraded: vec![text], ..failing("b", 9) };
-    let overview = join(vec![("unix:/s", Ok(frontend(1, 9, vec![failing("a", 9), degraded])))], &limits());
+    let overview = join(vec![("unix:/s", Ok(frontend(1, 9, vec![failing("a", 9), degraded])))], &args(&[]));
     assert_eq!(states(&overview), [("b", NodeHealth::Degraded), ("a", NodeHealth::Failing)]);
     assert!(!overview.is_healthy());
     let table = table::render(&overview, &args(&[]));
@@ -312,7 +315,7 @@ fn node_that_does_not_serve_an_ip_family_is_not_healthy() {
 fn node_with_only_a_shadow_is_not_healthy() {
     let shadow = |name| NodeStatus { role: Role::Shadow.into(), ..node(name, 9) };
     let nodes = vec![node("a", 9), shadow("a"), shadow("b"), absent("b", 60)];
-    let overview = join(vec![("https://a", Ok(frontend(1, 9, nodes)))], &limits());
+    let overview = join(vec![("https://a", Ok(frontend(1, 9, nodes)))], &args(&[]));
     assert_eq!(states(&overview), [("b", NodeHealth::Shadow), ("a", NodeHealth::Healthy)]);
     assert!(!overview.is_healthy());
 }
