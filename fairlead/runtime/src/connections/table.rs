@@ -22,14 +22,11 @@ pub struct ConnectionBounds {
 
 /// The open connections of a server, counted by `K`. Clones share the same state.
 #[derive(Clone, Debug)]
-pub struct ConnectionTable<K: Ord>(Arc<SharedTable<K>>);
-
-#[derive(Debug)]
-struct SharedTable<K> {
+pub struct ConnectionTable<K: Ord> {
     /// Names the table in log lines.
     name: &'static str,
     bounds: ConnectionBounds,
-    open: Mutex<OpenConnections<K>>,
+    open: Arc<Mutex<OpenConnections<K>>>,
 }
 
 #[derive(Debug)]
@@ -68,7 +65,7 @@ impl<K: Ord + Clone + fmt::Debug> ConnectionTable<K> {
             evictions: 0,
             eviction_log: CountedLog::default(),
         };
-        Self(Arc::new(SharedTable { name, bounds, open: Mutex::new(open) }))
+        Self { name, bounds, open: Arc::new(Mutex::new(open)) }
     }
 
     /// Admits a connection. If a bound is reached, another connection is evicted for it: one of the same key if that
@@ -82,7 +79,7 @@ impl<K: Ord + Clone + fmt::Debug> ConnectionTable<K> {
     /// Admits a connection like [`Self::admit`], and notifies `evicted` when it is evicted.
     #[must_use]
     pub fn admit_as(&self, key: K, evicted: Arc<Notify>) -> ConnectionPermit<K> {
-        let SharedTable { name, bounds, .. } = *self.0;
+        let Self { name, bounds, .. } = *self;
         let id = self.with(|open| {
             let victim = if open.of(&key) >= bounds.per_key.max(1) {
                 open.victim_of(&key).map(|id| (key.clone(), id))
@@ -130,7 +127,7 @@ impl<K: Ord + Clone + fmt::Debug> ConnectionTable<K> {
 
 impl<K: Ord> ConnectionTable<K> {
     pub(super) fn with<T>(&self, act: impl FnOnce(&mut OpenConnections<K>) -> T) -> T {
-        act(&mut self.0.open.lock().unwrap_or_else(PoisonError::into_inner))
+        act(&mut self.open.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
