@@ -33,7 +33,7 @@ use runtime::LogFormat;
 pub(crate) use self::{
     check::{BundleArgs, CheckArgs, InspectedNodeArgs},
     cleanup::{CleanupArgs, OtherProxy, OwnerArgs},
-    config::{ConfigArgs, ConfigCommand},
+    config::ConfigCommand,
     conntrack::{ConntrackArgs, invalid_packets_by_sysctl},
     diff::DiffArgs,
     drained::DrainedArgs,
@@ -103,10 +103,8 @@ pub(crate) enum Command {
     /// Watch the cluster, compute the state of each node, and stream it to the backends.
     Frontend(FrontendArgs),
     /// Follow a frontend and program this node's kernel.
-    Backend {
-        #[command(subcommand)]
-        backend: BackendCommand,
-    },
+    #[command(subcommand)]
+    Backend(BackendCommand),
     /// Run frontend and backend in one process.
     Local(LocalArgs),
     /// Follow the stream of a node and print each change.
@@ -139,7 +137,8 @@ pub(crate) enum Command {
     /// Remove everything that a backend, or kube-proxy, has written into this node's kernel.
     Cleanup(CleanupArgs),
     /// Validate configuration files, and convert kube-proxy's.
-    Config(ConfigArgs),
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Print a shell completion script.
     #[command(after_help = "\
 Examples:
@@ -268,7 +267,7 @@ impl Cli {
         match &self.command {
             Command::Frontend(args) => args.validate(),
             Command::Local(args) => args.source.validate().and_then(|()| args.any.validate()),
-            Command::Backend { backend } => {
+            Command::Backend(backend) => {
                 backend.stream().frontend.validate()?;
                 match backend {
                     BackendCommand::Configured { any, .. } => any.validate(),
@@ -288,7 +287,7 @@ impl Command {
         match self {
             Self::Frontend(args) => args.file.config.as_ref(),
             Self::Local(args) => args.file.config.as_ref(),
-            Self::Backend { backend } => backend.stream().file.config.as_ref(),
+            Self::Backend(backend) => backend.stream().file.config.as_ref(),
             _ => None,
         }
     }

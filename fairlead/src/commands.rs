@@ -45,7 +45,7 @@ const COULD_NOT_RUN: i32 = ExitCode::CouldNotRun as i32;
 pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     let Parsed { cli, effective, file } = parsed;
     let Cli { log_format, log_filter, mut command } = cli;
-    let is_server = matches!(command, Command::Frontend(_) | Command::Backend { .. } | Command::Local(_));
+    let is_server = matches!(command, Command::Frontend(_) | Command::Backend(_) | Command::Local(_));
     let log_filter = log_filter.unwrap_or_else(|| if is_server { "info" } else { "warn" }.to_owned());
     // A server must not wait for stderr, and another command must not lose a line.
     let init = if is_server { log::init_queued } else { log::init };
@@ -86,11 +86,11 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             Command::Check(args) => return interruptible(check::run(args), shutdown).await,
             Command::ProtocolTest(args) => return interruptible(protocol_test::run(args), shutdown).await,
             Command::Test(args) => return interruptible(connectivity::run(args), shutdown).await,
-            Command::Config(args) => return config::run(args),
+            Command::Config(command) => return config::run(command),
             Command::Trace(args) => interruptible(trace::run(args), shutdown).await,
             Command::Bundle(args) => interruptible(bundle::run(args), shutdown).await,
             Command::Frontend(args) => frontend::run(args, shutdown).await,
-            Command::Backend { backend } => backend::run(backend, &effective, shutdown).await,
+            Command::Backend(backend) => backend::run(backend, &effective, shutdown).await,
             Command::Local(args) => backend::run_local(args, &effective, shutdown).await,
             Command::Watch(args) => watch::run(args, shutdown).await,
             Command::Services(args) => interruptible(services::run(args), shutdown).await,

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 
 use crate::config::TargetRole;
 
-#[derive(Debug, Args)]
+#[derive(Debug, Subcommand)]
 #[command(after_help = "\
 Examples:
   fairlead config convert /var/lib/kube-proxy/config.conf
@@ -18,12 +18,6 @@ Exit codes:
   0  the file is valid; fields without effect are printed as warnings
   1  the file is invalid
   2  the file could not be read")]
-pub(crate) struct ConfigArgs {
-    #[command(subcommand)]
-    pub(crate) command: ConfigCommand,
-}
-
-#[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Convert kube-proxy's configuration to Fairlead's. Fields without effect are printed on standard error.
     Convert {

@@ -3,15 +3,15 @@
 use anyhow::{Context as _, Result};
 
 use crate::{
-    cli::{self, ConfigArgs, ConfigCommand},
+    cli::{self, ConfigCommand},
     config::{self, Document},
     exit_code::ExitCode,
     print,
 };
 
 /// Converts or checks a file. Prints errors and warnings.
-pub(crate) fn run(args: ConfigArgs) -> Result<ExitCode> {
-    let (file, convert_for) = match args.command {
+pub(crate) fn run(command: ConfigCommand) -> Result<ExitCode> {
+    let (file, convert_for) = match command {
         ConfigCommand::Convert { file, role } => (file, Some(role)),
         ConfigCommand::Validate { file } => (file, None),
     };

@@ -131,7 +131,7 @@ fn backend_is_named_by_file_or_command() {
     let named = |file: &File, name: &str| file.parse(&["backend", name]).map(|parsed| parsed.cli.command);
     let file = File::ours(Kind::Backend, "backend: ipvs\nipvsStrictArp: true\nfrontend: ['unix:/a', 'unix:/b']\n");
     match named(&file, "configured").unwrap() {
-        Subcommand::Backend { backend: BackendCommand::Configured { stream, any } } => {
+        Subcommand::Backend(BackendCommand::Configured { stream, any }) => {
             assert!(any.ipvs.ipvs_strict_arp && any.backend == Some(BackendName::Ipvs));
             assert_eq!(stream.frontend.addresses, ["unix:/a", "unix:/b"]);
         }
