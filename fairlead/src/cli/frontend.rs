@@ -31,15 +31,7 @@ pub(crate) struct FrontendArgs {
     /// that is an endpoint. Needed where Nodes have no pod CIDRs. CIDRs shorter than /8 (IPv6: /32) protect nothing.
     #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = cidr)]
     pub(crate) cluster_cidr: Vec<IpNet>,
-    #[command(flatten)]
-    pub(crate) listen: ListenArgs,
-    #[command(flatten)]
-    pub(crate) tls: TlsArgs,
-}
 
-/// The addresses of a frontend.
-#[derive(Debug, Args)]
-pub(crate) struct ListenArgs {
     /// Listen for backends at `unix:/PATH`, where everyone who can open the socket is trusted, or at HOST:PORT, which
     /// needs --tls-cert. 0.0.0.0 and [::] listen in both IP families. May be given several times.
     #[arg(long, default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
@@ -75,6 +67,9 @@ pub(crate) struct ListenArgs {
     /// (`none`). It contains names of Services and nodes.
     #[arg(long, default_value = "none", value_name = "ADDRESS")]
     pub(crate) page: HttpAddress,
+
+    #[command(flatten)]
+    pub(crate) tls: TlsArgs,
 }
 
 /// Where the objects of the cluster come from. Default: the API server of the cluster that this process runs in.
@@ -139,7 +134,7 @@ impl SourceArgs {
     }
 }
 
-impl ListenArgs {
+impl FrontendArgs {
     /// `--max-history`.
     pub(crate) fn history_limits(&self) -> HistoryLimits {
         HistoryLimits { bytes: usize::from(self.max_history.get()) << 20, ..HistoryLimits::default() }
@@ -155,12 +150,10 @@ impl ListenArgs {
             ..limits
         }
     }
-}
 
-impl FrontendArgs {
     /// The TCP addresses at which this process listens; those with a host name are left out.
     pub(crate) fn listening(&self) -> impl Iterator<Item = SocketAddr> {
-        let ListenArgs { listen, metrics, page, .. } = &self.listen;
+        let Self { listen, metrics, page, .. } = self;
         listen.iter().filter_map(|address| address.parse().ok()).chain(metrics.0).chain(page.0)
     }
 
@@ -168,11 +161,11 @@ impl FrontendArgs {
     pub(super) fn validate(&self) -> Result<()> {
         self.source.validate()?;
         self.tls.validate()?;
-        let (is_insecure, has_tls) = (self.listen.insecure, self.tls.tls_cert.is_some());
+        let (is_insecure, has_tls) = (self.insecure, self.tls.tls_cert.is_some());
         if is_insecure && has_tls {
             bail!("--insecure and --tls-cert exclude each other");
         }
-        match self.listen.listen.iter().find(|address| !address.starts_with("unix:")) {
+        match self.listen.iter().find(|address| !address.starts_with("unix:")) {
             Some(address) if !is_insecure && !has_tls => bail!(
                 "--listen {address}: a TCP port without TLS is open to everyone who can reach it. \
                  Set --tls-cert and --tls-key, use unix:/PATH, or set --insecure"
@@ -198,7 +191,7 @@ mod tests {
 
     #[test]
     fn tcp_without_tls_needs_insecure() {
-        assert_eq!(frontend(&[]).unwrap().listen.listen, ["unix:/run/fairlead/frontend.sock"]);
+        assert_eq!(frontend(&[]).unwrap().listen, ["unix:/run/fairlead/frontend.sock"]);
         for address in ["127.0.0.1:7600", "[::1]:7600", "0.0.0.0:7600"] {
             let error = frontend(&["--listen", "unix:/s", "--listen", address]).unwrap_err();
             assert!(error.contains(address) && error.contains("set --insecure"), "{error}");
@@ -210,8 +203,8 @@ mod tests {
 
     #[test]
     fn default_connection_limits_are_those_of_the_library() {
-        assert_eq!(frontend(&[]).unwrap().listen.connection_limits(), ConnectionLimits::default());
-        let limits = frontend(&["--max-connections-per-source", "1000"]).unwrap().listen.connection_limits();
+        assert_eq!(frontend(&[]).unwrap().connection_limits(), ConnectionLimits::default());
+        let limits = frontend(&["--max-connections-per-source", "1000"]).unwrap().connection_limits();
         assert_eq!([limits.node_sources.per_key, limits.unknown_sources.per_key], [1000, 1000]);
         assert!(frontend(&["--max-connections-per-source", "0"]).is_err());
     }
@@ -229,7 +222,7 @@ mod tests {
 
     #[test]
     fn metrics_are_on_loopback_by_default() {
-        let metrics = |args: &[&str]| frontend(args).map(|frontend| frontend.listen.metrics);
+        let metrics = |args: &[&str]| frontend(args).map(|frontend| frontend.metrics);
         assert_eq!(metrics(&[]), Ok(HttpAddress(Some(([127, 0, 0, 1], 7601).into()))));
         assert_eq!(metrics(&["--metrics", "none"]), Ok(HttpAddress(None)));
         assert!(matches!(metrics(&["--metrics", "[::]:9000"]), Ok(HttpAddress(Some(_)))));

@@ -21,7 +21,7 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
     let secured = args.tls.tls_auth(args.source.kubeconfig()).await?;
     super::raise_file_limit();
     let mut listeners = Vec::new();
-    for address in &args.listen.listen {
+    for address in &args.listen {
         let listener = match &secured {
             Some((_, auth)) if !address.starts_with("unix:") => Listener::bind_tls(address, auth.clone()).await?,
             _ => Listener::bind(address).await?,
@@ -31,14 +31,14 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
         }
         listeners.push(listener);
     }
-    let metrics = bind(args.listen.metrics, "--metrics")?;
-    let page = bind(args.listen.page, "--page")?;
+    let metrics = bind(args.metrics, "--metrics")?;
+    let page = bind(args.page, "--page")?;
     let mut tasks = Tasks::default();
-    let age = Some(args.listen.max_stream_age).filter(|age| !age.is_zero());
-    let connections = args.listen.connection_limits();
+    let age = Some(args.max_stream_age).filter(|age| !age.is_zero());
+    let connections = args.connection_limits();
     let mut services = args.cluster.policy.policy(args.listening());
     services.cluster_cidrs.clone_from(&args.cluster_cidr);
-    let history = args.listen.history_limits();
+    let history = args.history_limits();
     let config = Config { max_stream_age: age, history, connections, services, ..Config::default() };
     let frontend = spawn(&args.source, &args.cluster, config, &mut tasks).await?;
     if let Some(listener) = metrics {
