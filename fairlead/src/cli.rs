@@ -32,7 +32,7 @@ use runtime::LogFormat;
 
 pub(crate) use self::{
     check::{BundleArgs, CheckArgs, InspectedNodeArgs},
-    cleanup::{CleanupArgs, OtherProxy, OwnerArgs},
+    cleanup::{CleanupArgs, OtherProxy},
     config::ConfigCommand,
     conntrack::{ConntrackArgs, invalid_packets_by_sysctl},
     diff::DiffArgs,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 
 use super::{ExcludeArgs, VariantArgs};
 use crate::{config::BackendName, print::OutputArgs};
@@ -12,9 +12,19 @@ use crate::{config::BackendName, print::OutputArgs};
 Exit codes:
   0  removed, or with --dry-run listed
   2  the command could not run, or could not remove everything")]
+#[command(group(ArgGroup::new("owner").required(true)))]
 pub(crate) struct CleanupArgs {
-    #[command(flatten)]
-    pub(crate) owner: OwnerArgs,
+    /// Remove all kernel objects and the state of this backend, which must not run.
+    #[arg(long, value_enum, group = "owner")]
+    pub(crate) backend: Option<BackendName>,
+
+    /// Remove all kernel objects and the state of all backends of Fairlead. None may run.
+    #[arg(long, group = "owner")]
+    pub(crate) all: bool,
+
+    /// Remove all kernel objects of another proxy. Established connections continue.
+    #[arg(long, value_enum, group = "owner")]
+    pub(crate) of: Option<OtherProxy>,
 
     /// Print what would be removed, and remove nothing.
     #[arg(long)]
@@ -40,23 +50,6 @@ pub(crate) struct CleanupArgs {
 
     #[command(flatten)]
     pub(crate) exclude: ExcludeArgs,
-}
-
-/// Whose kernel objects are removed.
-#[derive(Debug, Args)]
-#[group(required = true, multiple = false)]
-pub(crate) struct OwnerArgs {
-    /// Remove all kernel objects and the state of this backend, which must not run.
-    #[arg(long, value_enum)]
-    pub(crate) backend: Option<BackendName>,
-
-    /// Remove all kernel objects and the state of all backends of Fairlead. None may run.
-    #[arg(long)]
-    pub(crate) all: bool,
-
-    /// Remove all kernel objects of another proxy. Established connections continue.
-    #[arg(long, value_enum)]
-    pub(crate) of: Option<OtherProxy>,
 }
 
 /// A proxy that Fairlead replaces.

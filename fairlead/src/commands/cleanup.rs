@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::dataplanes::{DataplaneSettings, programmed, with_backend};
 use crate::{
-    cli::{CleanupArgs, IptablesArgs, IpvsArgs, OtherProxy, OwnerArgs},
+    cli::{CleanupArgs, IptablesArgs, IpvsArgs, OtherProxy},
     config::BackendName,
     instance::{Attempt, Holder, InstanceLock},
     print,
@@ -29,8 +29,7 @@ struct CleanupReport {
 
 /// Removes all objects of backends or of kube-proxy.
 pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
-    let CleanupArgs { owner, dry_run, force, state_dir, output, iptables, exclude, keep_running: _ } = args;
-    let OwnerArgs { backend, all, of } = owner;
+    let CleanupArgs { backend, all, of, dry_run, force, state_dir, output, iptables, exclude, keep_running: _ } = args;
     let backends = if all { BackendName::value_variants().to_vec() } else { backend.into_iter().collect() };
     let mut report = CleanupReport { dry_run, removed: Vec::new(), notes: Vec::new() };
     // The other parts are removed after an error.
