@@ -37,3 +37,4 @@ pub use handle::NftHandle;
 pub use monitor::{NftEvent, NftMonitor};
 pub use set::{DataType, Set, SetFlags, value_len};
 pub use table::{Table, TableFamily};
+pub use text::value_text;

@@ -1,6 +1,5 @@
-//! Rules of nf_tables, read over netlink. `eval` evaluates a rule, `describe` formats keys and values.
+//! Rules of nf_tables, read over netlink and evaluated by `eval`.
 
-mod describe;
 mod eval;
 mod jhash;
 #[cfg(test)]

@@ -165,6 +165,8 @@ numbered! {
 impl DataType {
     /// nft's `TYPE_INVALID`: of a value whose type is not known.
     pub(crate) const UNKNOWN: DataType = DataType::Other(0);
+    /// nft's `TYPE_INTEGER`: the result of `numgen`, in host byte order.
+    pub(crate) const INTEGER: DataType = DataType::Other(4);
 
     /// The length in bytes, without padding. That of [`DataType::Other`] is assumed to be 4.
     pub(crate) const fn len(self) -> usize {

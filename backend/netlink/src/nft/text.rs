@@ -8,6 +8,7 @@ mod rule;
 
 use std::fmt;
 
+pub use element::value_text;
 pub(crate) use {element::ElementText, rule::RuleText};
 
 use super::{

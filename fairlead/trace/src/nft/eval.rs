@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use anyhow::Result;
 use netlink::nft::{
     CmpOp, CtDirection, CtKey, DynsetOp, Expr, FibFlags, FibResult, FieldReader, Fields, LookupMatch, MetaKey, NatType,
-    NumgenType, RangeOp, Register, RejectWith, Rule, Verdict, value_len,
+    NumgenType, RangeOp, Register, RejectWith, Rule, Verdict, value_len, value_text,
 };
 use proto::model::IpFamily;
 
-use super::{Table, describe, jhash};
+use super::{Table, jhash};
 use crate::{
     kernel::SetElement,
     outcome::PacketVerdict,
@@ -177,7 +177,7 @@ impl RuleRun<'_, '_, '_> {
             Expr::Lookup { set, sreg, dreg, matches } => return self.lookup(set, *sreg, *dreg, *matches),
             Expr::Dynset { set, op, key, .. } => {
                 let types = self.table.sets.get(set).map_or(&[][..], |set| &set.key);
-                let key = describe::value(types, self.registers.get(*key, value_len(types)));
+                let key = value_text(self.registers.get(*key, value_len(types)), types);
                 self.actions.push(match op {
                     DynsetOp::Delete => format!("delete {key} from @{set}"),
                     DynsetOp::Add | DynsetOp::Update => format!("add {key} to @{set}"),
@@ -302,7 +302,7 @@ impl RuleRun<'_, '_, '_> {
         let Some(listed) = self.table.sets.get(set) else { return Ok(self.unknown("lookup")) };
         let key = self.registers.get(sreg, value_len(&listed.key)).to_vec();
         let element = self.traversal.kernel.element(&self.table.table, set, &key)?;
-        let key = describe::value(&listed.key, &key);
+        let key = value_text(&key, &listed.key);
         let name = if set.starts_with("__") { "the anonymous set".to_owned() } else { format!("@{set}") };
         match (element, matches) {
             (None, LookupMatch::InSet) | (Some(_), LookupMatch::NotInSet) => return Ok(ExprResult::NoMatch),
@@ -312,7 +312,7 @@ impl RuleRun<'_, '_, '_> {
                 self.verdict = Some(verdict);
             }
             (Some(SetElement::Value(value)), _) => {
-                self.actions.push(format!("{name} maps {key} to {}", describe::value(&listed.data, &value)));
+                self.actions.push(format!("{name} maps {key} to {}", value_text(&value, &listed.data)));
                 if let Some(dreg) = dreg {
                     self.registers.load(dreg, &value);
                 }

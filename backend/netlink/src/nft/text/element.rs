@@ -39,8 +39,17 @@ impl fmt::Display for ElementText<'_> {
     }
 }
 
+/// A value of these fields: `10.96.0.1 . tcp . 80`.
+#[must_use]
+pub fn value_text(value: &[u8], fields: &[DataType]) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = put_value(&mut text, value, None, fields);
+    text
+}
+
 /// A value or a range: its fields, or hexadecimal if the types of the fields are unknown.
-fn put_value(f: &mut fmt::Formatter<'_>, value: &[u8], end: Option<&[u8]>, fields: &[DataType]) -> fmt::Result {
+fn put_value(f: &mut impl fmt::Write, value: &[u8], end: Option<&[u8]>, fields: &[DataType]) -> fmt::Result {
     if fields.is_empty() {
         return put_range(f, DataType::UNKNOWN, value, end.unwrap_or(value));
     }
@@ -57,7 +66,7 @@ fn put_value(f: &mut fmt::Formatter<'_>, value: &[u8], end: Option<&[u8]>, field
     Ok(())
 }
 
-fn put_range(f: &mut fmt::Formatter<'_>, kind: DataType, first: &[u8], last: &[u8]) -> fmt::Result {
+fn put_range(f: &mut impl fmt::Write, kind: DataType, first: &[u8], last: &[u8]) -> fmt::Result {
     f.write_str(&constant(kind, first))?;
     if last == first { Ok(()) } else { write!(f, "-{}", constant(kind, last)) }
 }
@@ -73,5 +82,21 @@ impl fmt::Display for Verdict<'_> {
             Verdict::Goto(chain) => write!(f, "goto {chain}"),
             Verdict::Other(code) => write!(f, "verdict {code}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nft::fields::Fields;
+
+    #[test]
+    fn values_are_written_as_nft_does() {
+        let fields = [DataType::Ipv4Addr, DataType::InetProto, DataType::InetService];
+        let key = Fields::new().addr([10, 96, 0, 10]).proto(6).port(80);
+        assert_eq!(value_text(&key, &fields), "10.96.0.10 . tcp . 80");
+        assert_eq!(value_text(&1u32.to_ne_bytes(), &[DataType::Mark]), "0x00000001");
+        assert_eq!(value_text(&1u32.to_ne_bytes(), &[DataType::INTEGER]), "1");
+        assert_eq!(value_text(&[1, 2, 3, 4], &[DataType::Other(3)]), "0x01020304");
     }
 }

@@ -82,6 +82,7 @@ pub(super) fn constant(kind: DataType, data: &[u8]) -> String {
         }),
         DataType::InetService => fields.port().map(|port| port.to_string()),
         DataType::Mark | DataType::CtState => number().map(|number| format!("{number:#010x}")),
+        DataType::INTEGER => number().map(|number| number.to_string()),
         // RTN_LOCAL and its neighbours in linux/rtnetlink.h
         DataType::FibAddrType => number().map(|number| match number {
             1 => "unicast".into(),
