@@ -20,14 +20,14 @@ use crate::{
     nft,
     outcome::{PacketVerdict, Path, Trace},
     packet::{Packet, PacketOrigin},
-    table::{RuleTable, evaluate, nat_priority},
+    table::{Table, nat_priority},
     traversal::{ChainVerdict, Traversal},
 };
 
 /// The rules of a node: the tables of nf_tables, without what iptables-nft shows, and the tables of iptables, of both
 /// variants.
 #[derive(Debug, Default)]
-pub struct NodeRules(pub(crate) Vec<Box<dyn RuleTable>>);
+pub struct NodeRules(pub(crate) Vec<Table>);
 
 impl NodeRules {
     /// Reads the rules of nf_tables, and those that iptables has saved.
@@ -51,7 +51,7 @@ struct HookedChain<'a> {
     priority: (i32, i32),
     kind: ChainType,
     /// `None`: IPVS.
-    chain: Option<(&'a dyn RuleTable, &'a str, Policy)>,
+    chain: Option<(&'a Table, &'a str, Policy)>,
 }
 
 /// Whether NAT chains are evaluated: once for each connection.
@@ -148,7 +148,7 @@ impl NodeRules {
                 Some((table, name, policy)) => {
                     let steps = traversal.path.steps.len();
                     let drop = || PacketVerdict::Dropped { reason: format!("the policy of {}", table.full_name(name)) };
-                    let verdict = match (evaluate(table, traversal, name, 0)?, policy) {
+                    let verdict = match (table.evaluate(traversal, name, 0)?, policy) {
                         (Some(verdict), _) => verdict,
                         (None, Policy::Drop) => ChainVerdict::Ended(drop()),
                         (None, Policy::Accept) => ChainVerdict::Accept,
@@ -178,10 +178,10 @@ impl NodeRules {
         if let Some(priority) = ipvs::priority(hook) {
             all.push(HookedChain { priority: (priority, priority), kind: ChainType::Filter, chain: None });
         }
-        for table in self.0.iter().filter(|table| table.handles(family)) {
-            for (name, base) in table.base_chains().into_iter().filter(|(_, base)| base.hook == hook) {
+        for table in self.0.iter().filter(|table| table.family.is_none_or(|of| of == family)) {
+            for (name, base) in table.base_chains.iter().filter(|(_, base)| base.hook == hook) {
                 let priority = if base.kind == ChainType::Nat { nat_priority(hook) } else { base.priority };
-                let chain = Some((&**table, name, base.policy));
+                let chain = Some((table, name.as_str(), base.policy));
                 all.push(HookedChain { priority: (priority, base.priority), kind: base.kind, chain });
             }
         }

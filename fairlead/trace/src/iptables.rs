@@ -1,29 +1,14 @@
 //! Rules of iptables.
 
-mod eval;
+pub(crate) mod eval;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
-
-use ::iptables::{Policy, Program, Rule, Ruleset, SavedRules, Table as TableName};
+use ::iptables::{Policy, Program, Ruleset, SavedRules, Table as TableName};
 use anyhow::{Context as _, Result};
 use netlink::nft::{self, BaseChain, ChainType, Hook};
-use proto::model::IpFamily;
 
-use crate::{
-    table::{RuleResult, RuleTable, nat_priority},
-    traversal::Traversal,
-};
-
-/// A table: `nat`, `filter`, ...
-#[derive(Debug)]
-struct Table {
-    program: Program,
-    table: TableName,
-    base_chains: Vec<(&'static str, BaseChain)>,
-    rules: HashMap<String, Vec<Rule>>,
-}
+use crate::table::{Rules, Table, nat_priority};
 
 /// The built-in chains.
 const HOOKS: [(&str, Hook); 5] = [
@@ -41,21 +26,22 @@ pub(crate) fn read(saved: &SavedRules) -> Result<(Program, Ruleset)> {
 }
 
 /// The tables of one program.
-pub(crate) fn tables(program: Program, ruleset: Ruleset) -> impl Iterator<Item = Box<dyn RuleTable>> {
+pub(crate) fn tables(program: Program, ruleset: Ruleset) -> impl Iterator<Item = Table> {
     let tables: Vec<_> = ruleset.tables().collect();
     tables.into_iter().map(move |table| {
         let parsed = |(name, _): (&str, _)| (name.to_owned(), ruleset.parsed_rules(table, name).collect());
         let rules = ruleset.chains_of(table).map(parsed).collect();
-        let base = |(name, hook)| {
+        let base = |(name, hook): (&str, _)| {
             let policy = match ruleset.chain(table, name)?.policy? {
                 Policy::Accept => nft::Policy::Accept,
                 Policy::Drop => nft::Policy::Drop,
             };
             let kind = if table == TableName::Nat { ChainType::Nat } else { ChainType::Filter };
-            Some((name, BaseChain { kind, hook, priority: priority(table, hook), policy }))
+            Some((name.to_owned(), BaseChain { kind, hook, priority: priority(table, hook), policy }))
         };
         let base_chains = HOOKS.into_iter().filter_map(base).collect();
-        Box::new(Table { program, table, base_chains, rules }) as Box<dyn RuleTable>
+        let name = format!("{program} {table}");
+        Table { name, family: Some(program.family), base_chains, rules: Rules::Iptables(rules) }
     })
 }
 
@@ -67,27 +53,5 @@ fn priority(table: TableName, hook: Hook) -> i32 {
         TableName::Nat => nat_priority(hook),
         TableName::Filter => 0,
         TableName::Security => 50,
-    }
-}
-
-impl RuleTable for Table {
-    fn handles(&self, family: IpFamily) -> bool {
-        self.program.family == family
-    }
-
-    fn base_chains(&self) -> Vec<(&str, BaseChain)> {
-        self.base_chains.clone()
-    }
-
-    fn full_name(&self, chain: &str) -> String {
-        format!("{} {} {chain}", self.program, self.table)
-    }
-
-    fn rule_count(&self, chain: &str) -> usize {
-        self.rules.get(chain).map_or(0, Vec::len)
-    }
-
-    fn evaluate(&self, traversal: &mut Traversal<'_>, chain: &str, rule: usize) -> Result<RuleResult> {
-        eval::evaluate(traversal, &self.full_name(chain), &self.rules[chain][rule])
     }
 }

@@ -1,8 +1,8 @@
 //! Evaluates the rules in this node's kernel for a packet that opens a connection, and reports each step.
 //!
 //! ```text
-//!   nf_tables ──netlink──▶ nft::Table ──────┐
-//!   iptables-save ───────▶ iptables::Table ─┴▶ hooks: the chains of each hook in order of priority, and IPVS
+//!   nf_tables ──netlink──▶ nft ──────┐
+//!   iptables-save ───────▶ iptables ─┴▶ Table ─▶ hooks: the chains of each hook in order of priority, and IPVS
 //!                                                │ reads Kernel: set elements, addresses, clients, virtual servers
 //!   Packet ─────────────────────────────────────▶│
 //!                                                ▼

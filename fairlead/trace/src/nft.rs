@@ -1,6 +1,6 @@
 //! Rules of nf_tables, read over netlink and evaluated by `eval`.
 
-mod eval;
+pub(crate) mod eval;
 mod jhash;
 #[cfg(test)]
 mod tests;
@@ -9,18 +9,17 @@ use std::collections::HashMap;
 
 use ::iptables::{Program, Ruleset, Variant};
 use anyhow::{Context as _, Result};
-use netlink::nft::{self, BaseChain, Chain, NftHandle, Rule, Set, TableFamily};
+use netlink::nft::{self, Chain, NftHandle, Rule, Set, TableFamily};
 use proto::model::IpFamily;
 
 use crate::{
     kernel::LiveKernel,
-    table::{RuleResult, RuleTable},
-    traversal::Traversal,
+    table::{Rules, Table},
 };
 
-/// A table with its chains and rules. Elements of its sets are read when a rule refers to them.
+/// The chains and rules of a table. Elements of its sets are read when a rule refers to them.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct TableRules {
     pub(crate) table: nft::Table,
     pub(crate) chains: Vec<Chain>,
     pub(crate) rules: HashMap<String, Vec<Rule>>,
@@ -31,19 +30,15 @@ pub(crate) struct Table {
 const DORMANT: u32 = 1;
 
 /// All tables of this namespace that handle IP packets, except what iptables has saved.
-pub(crate) fn read(
-    LiveKernel { nft, .. }: &mut LiveKernel,
-    saved: &[(Program, Ruleset)],
-) -> Result<Vec<Box<dyn RuleTable>>> {
-    let mut tables = Vec::<Box<dyn RuleTable>>::new();
+pub(crate) fn read(LiveKernel { nft, .. }: &mut LiveKernel, saved: &[(Program, Ruleset)]) -> Result<Vec<Table>> {
+    let mut tables = Vec::new();
     for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {
         let is_saved =
             |program: &Program| program.variant == Variant::Nft && family == TableFamily::from(program.family);
         let ruleset = saved.iter().find(|(program, _)| is_saved(program)).map(|(_, ruleset)| ruleset);
         for table in nft.tables(family).context("list tables")? {
             if table.flags & DORMANT == 0 {
-                let table = read_table(nft, table, ruleset)?;
-                tables.extend(table.map(|table| Box::new(table) as Box<dyn RuleTable>));
+                tables.extend(read_table(nft, table, ruleset)?.map(TableRules::into_table));
             }
         }
     }
@@ -52,7 +47,7 @@ pub(crate) fn read(
 
 /// A table, without the base chains that iptables has saved: their rules contain expressions of xtables. `None`: it has
 /// no others.
-fn read_table(handle: &mut NftHandle, table: nft::Table, saved: Option<&Ruleset>) -> Result<Option<Table>> {
+fn read_table(handle: &mut NftHandle, table: nft::Table, saved: Option<&Ruleset>) -> Result<Option<TableRules>> {
     let what = || format!("list table {} {}", table.family, table.name);
     let mut chains = handle.chains(&table).with_context(what)?;
     if let (Some(saved), Some(name)) = (saved, ::iptables::Table::from_name(&table.name)) {
@@ -69,27 +64,19 @@ fn read_table(handle: &mut NftHandle, table: nft::Table, saved: Option<&Ruleset>
         rules.entry(listed.chain).or_default().push(listed.rule);
     }
     let sets = sets.into_iter().map(|set| (set.name.clone(), set)).collect();
-    Ok(Some(Table { table, chains, rules, sets }))
+    Ok(Some(TableRules { table, chains, rules, sets }))
 }
 
-impl RuleTable for Table {
-    fn handles(&self, family: IpFamily) -> bool {
-        [TableFamily::Inet, family.into()].contains(&self.table.family)
-    }
-
-    fn base_chains(&self) -> Vec<(&str, BaseChain)> {
-        self.chains.iter().filter_map(|chain| Some((chain.name.as_str(), chain.base?))).collect()
-    }
-
-    fn full_name(&self, chain: &str) -> String {
-        format!("{} {} {chain}", self.table.family, self.table.name)
-    }
-
-    fn rule_count(&self, chain: &str) -> usize {
-        self.rules.get(chain).map_or(0, Vec::len)
-    }
-
-    fn evaluate(&self, traversal: &mut Traversal<'_>, chain: &str, rule: usize) -> Result<RuleResult> {
-        eval::evaluate(traversal, self, chain, &self.rules[chain][rule])
+impl TableRules {
+    /// The table with these rules.
+    pub(crate) fn into_table(self) -> Table {
+        let nft::Table { family, name, .. } = &self.table;
+        let base = |chain: &Chain| Some((chain.name.clone(), chain.base?));
+        Table {
+            name: format!("{family} {name}"),
+            family: IpFamily::ALL.into_iter().find(|of| TableFamily::from(*of) == *family),
+            base_chains: self.chains.iter().filter_map(base).collect(),
+            rules: Rules::Nft(self),
+        }
     }
 }

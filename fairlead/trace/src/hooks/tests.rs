@@ -8,15 +8,16 @@ use super::*;
 use crate::testing::FakeKernel;
 
 /// A table with one base chain.
-fn table(name: &str, kind: ChainType, hook: Hook, priority: i32, rules: Vec<Rule>) -> Box<dyn RuleTable> {
+fn table(name: &str, kind: ChainType, hook: Hook, priority: i32, rules: Vec<Rule>) -> super::Table {
     let base = Some(BaseChain { kind, hook, priority, policy: Policy::Accept });
     let chain = Chain { name: "chain".to_owned(), base, comment: None };
-    Box::new(nft::Table {
+    let rules = nft::TableRules {
         table: Table::new(TableFamily::Inet, name),
         chains: vec![chain],
         rules: [("chain".to_owned(), rules)].into(),
         sets: Default::default(),
-    })
+    };
+    rules.into_table()
 }
 
 fn dnat_to(address: [u8; 4]) -> Rule {
@@ -38,7 +39,7 @@ fn passing() -> Vec<Rule> {
     vec![Rule::new([Expr::Counter])]
 }
 
-fn path(rules: Vec<Box<dyn RuleTable>>, origin: PacketOrigin, destination: &str) -> Path {
+fn path(rules: Vec<super::Table>, origin: PacketOrigin, destination: &str) -> Path {
     let rules = NodeRules(rules);
     let packet = Packet {
         source: "10.0.0.9:40000".parse().unwrap(),

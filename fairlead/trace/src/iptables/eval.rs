@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Evaluates a rule of a chain.
-pub(super) fn evaluate(traversal: &mut Traversal<'_>, chain: &str, rule: &Rule) -> Result<RuleResult> {
+pub(crate) fn evaluate(traversal: &mut Traversal<'_>, chain: &str, rule: &Rule) -> Result<RuleResult> {
     if !matches(traversal, chain, rule)? {
         return Ok(RuleResult::Continue);
     }

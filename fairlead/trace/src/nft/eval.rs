@@ -9,11 +9,11 @@ use netlink::nft::{
 };
 use proto::model::IpFamily;
 
-use super::{Table, jhash};
+use super::{TableRules, jhash};
 use crate::{
     kernel::SetElement,
     outcome::PacketVerdict,
-    table::{RuleResult, RuleTable as _},
+    table::RuleResult,
     traversal::{ChainVerdict, Traversal},
 };
 
@@ -33,9 +33,9 @@ struct Registers([u8; 64]);
 /// The evaluation of a rule.
 struct RuleRun<'a, 'f, 'k> {
     traversal: &'f mut Traversal<'k>,
-    table: &'a Table,
+    rules: &'a TableRules,
     /// The full name of the chain.
-    chain: String,
+    chain: &'a str,
     rule: &'a Rule,
     /// Its comment, or that of the chain; empty if there is none.
     comment: &'a str,
@@ -53,14 +53,21 @@ enum ExprResult {
     Decided(ChainVerdict),
 }
 
-/// Evaluates a rule of a chain.
-pub(super) fn evaluate(traversal: &mut Traversal<'_>, table: &Table, chain: &str, rule: &Rule) -> Result<RuleResult> {
+/// Evaluates a rule of a chain, whose name with that of the table is `full_name`.
+pub(crate) fn evaluate(
+    traversal: &mut Traversal<'_>,
+    rules: &TableRules,
+    full_name: &str,
+    chain: &str,
+    rule: usize,
+) -> Result<RuleResult> {
+    let rule = &rules.rules[chain][rule];
     let chain_comment =
-        table.chains.iter().find(|other| other.name == chain).and_then(|chain| chain.comment.as_deref());
+        rules.chains.iter().find(|other| other.name == chain).and_then(|chain| chain.comment.as_deref());
     let run = RuleRun {
         traversal,
-        table,
-        chain: table.full_name(chain),
+        rules,
+        chain: full_name,
         rule,
         comment: rule.comment.as_deref().unwrap_or_default(),
         chain_comment: chain_comment.unwrap_or_default(),
@@ -86,11 +93,11 @@ impl RuleRun<'_, '_, '_> {
         }
         self.actions.extend(self.verdict.as_ref().map(ToString::to_string));
         let action = if self.actions.is_empty() { "matches".to_owned() } else { self.actions.join("; ") };
-        self.traversal.step(self.chain.clone(), self.rule.to_string(), action);
+        self.traversal.step(self.chain.to_owned(), self.rule.to_string(), action);
         if let Some(verdict) = decided {
             return Ok(RuleResult::Decided(verdict));
         }
-        let reason = self.commented_or(&self.chain);
+        let reason = self.commented_or(self.chain);
         Ok(match self.verdict {
             None | Some(Verdict::Continue) => RuleResult::Continue,
             Some(Verdict::Accept) => RuleResult::Decided(ChainVerdict::Accept),
@@ -176,7 +183,7 @@ impl RuleRun<'_, '_, '_> {
             Expr::Verdict(verdict) => self.verdict = Some(verdict.clone()),
             Expr::Lookup { set, sreg, dreg, matches } => return self.lookup(set, *sreg, *dreg, *matches),
             Expr::Dynset { set, op, key, .. } => {
-                let types = self.table.sets.get(set).map_or(&[][..], |set| &set.key);
+                let types = self.rules.sets.get(set).map_or(&[][..], |set| &set.key);
                 let key = value_text(self.registers.get(*key, value_len(types)), types);
                 self.actions.push(match op {
                     DynsetOp::Delete => format!("delete {key} from @{set}"),
@@ -299,9 +306,9 @@ impl RuleRun<'_, '_, '_> {
         dreg: Option<Register>,
         matches: LookupMatch,
     ) -> Result<ExprResult> {
-        let Some(listed) = self.table.sets.get(set) else { return Ok(self.unknown("lookup")) };
+        let Some(listed) = self.rules.sets.get(set) else { return Ok(self.unknown("lookup")) };
         let key = self.registers.get(sreg, value_len(&listed.key)).to_vec();
-        let element = self.traversal.kernel.element(&self.table.table, set, &key)?;
+        let element = self.traversal.kernel.element(&self.rules.table, set, &key)?;
         let key = value_text(&key, &listed.key);
         let name = if set.starts_with("__") { "the anonymous set".to_owned() } else { format!("@{set}") };
         match (element, matches) {
@@ -368,7 +375,7 @@ impl RuleRun<'_, '_, '_> {
         };
         self.actions.push(format!("rejected with {with}"));
         let reason = match (self.comment, self.chain_comment) {
-            ("", "") => self.traversal.jumped_by.last().unwrap_or(&self.chain).clone(),
+            ("", "") => self.traversal.jumped_by.last().map_or(self.chain, String::as_str).to_owned(),
             ("", comment) | (comment, _) => comment.to_owned(),
         };
         ExprResult::Decided(ChainVerdict::Ended(PacketVerdict::Rejected { with, reason }))

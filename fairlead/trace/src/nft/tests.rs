@@ -218,7 +218,7 @@ fn base_chains_that_iptables_does_not_show_are_read() {
         let mut read_with = |variant, saved: &str| {
             let saved = [(Program::new(IpFamily::V4, variant), Ruleset::parse(saved).unwrap())];
             let tables = read(&mut kernel, &saved).unwrap();
-            let chains = tables.iter().flat_map(|table| table.base_chains());
+            let chains = tables.iter().flat_map(|table| &table.base_chains);
             let mut names: Vec<_> = chains.map(|(name, _)| name.to_owned()).collect();
             names.sort_unstable();
             names
