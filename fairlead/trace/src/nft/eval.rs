@@ -42,15 +42,10 @@ struct RuleRun<'a, 'f, 'k> {
     chain_comment: &'a str,
     registers: Registers,
     verdict: Option<Verdict<'static>>,
+    /// Set by an expression that ends the rule and its base chain.
+    decided: Option<ChainVerdict>,
     /// What it has done so far, for display.
     actions: Vec<String>,
-}
-
-/// The result of an expression.
-enum ExprResult {
-    Continue,
-    NoMatch,
-    Decided(ChainVerdict),
 }
 
 /// Evaluates a rule of a chain, whose name with that of the table is `full_name`.
@@ -73,6 +68,7 @@ pub(crate) fn evaluate(
         chain_comment: chain_comment.unwrap_or_default(),
         registers: Registers([0; 64]),
         verdict: None,
+        decided: None,
         actions: Vec::new(),
     };
     run.run()
@@ -80,21 +76,18 @@ pub(crate) fn evaluate(
 
 impl RuleRun<'_, '_, '_> {
     fn run(mut self) -> Result<RuleResult> {
-        let mut decided = None;
         for expr in &self.rule.exprs {
-            match self.expression(expr)? {
-                ExprResult::Continue => {}
-                ExprResult::NoMatch => return Ok(RuleResult::Continue),
-                ExprResult::Decided(verdict) => {
-                    decided = Some(verdict);
-                    break;
-                }
+            if !self.expression(expr)? {
+                return Ok(RuleResult::Continue);
+            }
+            if self.decided.is_some() {
+                break;
             }
         }
         self.actions.extend(self.verdict.as_ref().map(ToString::to_string));
         let action = if self.actions.is_empty() { "matches".to_owned() } else { self.actions.join("; ") };
         self.traversal.step(self.chain.to_owned(), self.rule.to_string(), action);
-        if let Some(verdict) = decided {
+        if let Some(verdict) = self.decided.take() {
             return Ok(RuleResult::Decided(verdict));
         }
         let reason = self.commented_or(self.chain);
@@ -116,14 +109,15 @@ impl RuleRun<'_, '_, '_> {
         if self.comment.is_empty() { otherwise } else { self.comment }.to_owned()
     }
 
-    fn expression(&mut self, expr: &Expr) -> Result<ExprResult> {
+    /// Evaluates an expression. Returns whether the packet matches.
+    fn expression(&mut self, expr: &Expr) -> Result<bool> {
         match expr {
             Expr::Payload { base, offset, len, .. } if !self.traversal.packet.knows(*base, *offset, *len) => {
                 return Ok(self.unknown("payload"));
             }
             Expr::Payload { dreg, base, offset, len } => {
                 let Some(bytes) = self.traversal.packet.bytes(*base, *offset, *len) else {
-                    return Ok(ExprResult::NoMatch);
+                    return Ok(false);
                 };
                 self.registers.load(*dreg, &bytes);
             }
@@ -139,7 +133,7 @@ impl RuleRun<'_, '_, '_> {
             Expr::MetaSet { .. } => {}
             // Only the state of a packet that is not tracked can be loaded.
             Expr::Ct { key, .. } if self.traversal.is_untracked() && *key != CtKey::State => {
-                return Ok(ExprResult::NoMatch);
+                return Ok(false);
             }
             Expr::Ct { dreg, key, direction } => {
                 let Some(value) = self.conntrack(*key, *direction) else { return Ok(self.unknown("ct")) };
@@ -159,12 +153,12 @@ impl RuleRun<'_, '_, '_> {
                     CmpOp::Gt => ordering.is_gt(),
                     CmpOp::Gte => ordering.is_ge(),
                 };
-                return Ok(ExprResult::of(holds));
+                return Ok(holds);
             }
             Expr::Range { sreg, op, from, to } => {
                 let value = self.registers.get(*sreg, from.len());
                 let inside = *value >= from[..] && *value <= to[..];
-                return Ok(ExprResult::of(inside == (*op == RangeOp::Eq)));
+                return Ok(inside == (*op == RangeOp::Eq));
             }
             Expr::Bitwise { sreg, dreg, mask, xor } => {
                 let value = self.registers.get(*sreg, mask.len()).iter().zip(&mask[..]).zip(&xor[..]);
@@ -214,14 +208,14 @@ impl RuleRun<'_, '_, '_> {
                     }
                     NatType::Dnat | NatType::Snat => {}
                 }
-                return Ok(self.translate(*kind, *addr, *port));
+                self.translate(*kind, *addr, *port);
             }
             Expr::Masquerade { .. } => {
                 self.traversal.masquerade(None, &self.commented_or("masquerade"));
                 self.actions.push("source masqueraded".to_owned());
-                return Ok(ExprResult::Decided(ChainVerdict::Accept));
+                self.decided = Some(ChainVerdict::Accept);
             }
-            Expr::Reject(with) => return Ok(self.reject(*with)),
+            Expr::Reject(with) => self.reject(*with),
             Expr::Counter => {}
             Expr::Other { name, .. } if name == "notrack" => {
                 if self.traversal.untrack() {
@@ -231,14 +225,14 @@ impl RuleRun<'_, '_, '_> {
             Expr::Other { name, .. } if NO_EFFECT.contains(&name.as_str()) => {}
             Expr::Other { name, .. } => return Ok(self.unknown(name)),
         }
-        Ok(ExprResult::Continue)
+        Ok(true)
     }
 
     /// An unknown expression is treated as not matching.
-    fn unknown(&mut self, expression: &str) -> ExprResult {
+    fn unknown(&mut self, expression: &str) -> bool {
         let rule = format!("{} ({expression}): {}", self.chain, self.rule);
         self.traversal.unknown(format!("unknown expression, the rule is treated as not matching: {rule}"));
-        ExprResult::NoMatch
+        false
     }
 
     fn meta(&mut self, key: MetaKey) -> Vec<u8> {
@@ -299,20 +293,14 @@ impl RuleRun<'_, '_, '_> {
         }
     }
 
-    fn lookup(
-        &mut self,
-        set: &str,
-        sreg: Register,
-        dreg: Option<Register>,
-        matches: LookupMatch,
-    ) -> Result<ExprResult> {
+    fn lookup(&mut self, set: &str, sreg: Register, dreg: Option<Register>, matches: LookupMatch) -> Result<bool> {
         let Some(listed) = self.rules.sets.get(set) else { return Ok(self.unknown("lookup")) };
         let key = self.registers.get(sreg, value_len(&listed.key)).to_vec();
         let element = self.traversal.kernel.element(&self.rules.table, set, &key)?;
         let key = value_text(&key, &listed.key);
         let name = if set.starts_with("__") { "the anonymous set".to_owned() } else { format!("@{set}") };
         match (element, matches) {
-            (None, LookupMatch::InSet) | (Some(_), LookupMatch::NotInSet) => return Ok(ExprResult::NoMatch),
+            (None, LookupMatch::InSet) | (Some(_), LookupMatch::NotInSet) => return Ok(false),
             (None, LookupMatch::NotInSet) => self.actions.push(format!("{key} is not in {name}")),
             (Some(SetElement::Verdict(verdict)), _) => {
                 self.actions.push(format!("{key} is in {name}"));
@@ -326,7 +314,7 @@ impl RuleRun<'_, '_, '_> {
             }
             (Some(SetElement::Key), _) => self.actions.push(format!("{key} is in {name}")),
         }
-        Ok(ExprResult::Continue)
+        Ok(true)
     }
 
     fn generate(&mut self, modulus: u32, kind: NumgenType) -> u32 {
@@ -346,7 +334,7 @@ impl RuleRun<'_, '_, '_> {
         first.zip(last).is_some_and(|(first, last)| self.registers.get(first, len) != self.registers.get(last, len))
     }
 
-    fn translate(&mut self, kind: NatType, addr: Option<Register>, port: Option<Register>) -> ExprResult {
+    fn translate(&mut self, kind: NatType, addr: Option<Register>, port: Option<Register>) {
         let family = self.traversal.packet.family();
         let field = |register, len| FieldReader::new(self.registers.get(register, len));
         let address = addr.and_then(|register| field(register, family.address_len()).addr(family));
@@ -361,10 +349,10 @@ impl RuleRun<'_, '_, '_> {
                 self.actions.push(format!("source translated to {}", self.traversal.packet.source.ip()));
             }
         }
-        ExprResult::Decided(ChainVerdict::Accept)
+        self.decided = Some(ChainVerdict::Accept);
     }
 
-    fn reject(&mut self, with: RejectWith) -> ExprResult {
+    fn reject(&mut self, with: RejectWith) {
         let with = match with {
             RejectWith::TcpReset => "TCP reset".to_owned(),
             RejectWith::Icmp(3) | RejectWith::Icmpx(1) if self.traversal.packet.family() == IpFamily::V4 => {
@@ -378,7 +366,7 @@ impl RuleRun<'_, '_, '_> {
             ("", "") => self.traversal.jumped_by.last().map_or(self.chain, String::as_str).to_owned(),
             ("", comment) | (comment, _) => comment.to_owned(),
         };
-        ExprResult::Decided(ChainVerdict::Ended(PacketVerdict::Rejected { with, reason }))
+        self.decided = Some(ChainVerdict::Ended(PacketVerdict::Rejected { with, reason }));
     }
 }
 
@@ -386,12 +374,6 @@ impl RuleRun<'_, '_, '_> {
 fn index(name: &str) -> u32 {
     let number = std::fs::read_to_string(format!("/sys/class/net/{name}/ifindex")).unwrap_or_default();
     number.trim().parse().unwrap_or(0)
-}
-
-impl ExprResult {
-    fn of(matches: bool) -> Self {
-        if matches { Self::Continue } else { Self::NoMatch }
-    }
 }
 
 impl Registers {
