@@ -17,8 +17,8 @@ pub(super) const PORT_CLIENT_BUCKETS: u32 = 2_048;
 const MAX_CLIENT_BUCKETS: u32 = MAX_AFFINE_CLIENTS / 4;
 
 /// The minimum number of client buckets of a service port: clients are to be spread over its endpoints. With this, the
-/// number of buckets does not change any more from 129 service ports on.
-const MIN_CLIENT_BUCKETS: u32 = 256;
+/// number of buckets does not change any more from 2,049 service ports on.
+const MIN_CLIENT_BUCKETS: u32 = 16;
 
 /// How clients of a service port are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -63,10 +63,10 @@ mod tests {
     fn ports_of_a_namespace_share_its_client_buckets() {
         let buckets = |ports| Affinity::buckets(ports).get();
         assert_eq!(
-            [1, 16, 17, 32, 33, 128, 129, 40_000].map(buckets),
-            [2_048, 2_048, 1_536, 1_536, 768, 384, 256, 256]
+            [1, 16, 17, 32, 33, 128, 129, 256, 2_048, 2_049, 40_000].map(buckets),
+            [2_048, 2_048, 1_536, 1_536, 768, 384, 192, 192, 24, 16, 16]
         );
-        for ports in 1..=192 {
+        for ports in 1..=3_072 {
             assert!(buckets(ports) as usize * ports <= MAX_CLIENT_BUCKETS as usize, "{ports} ports");
         }
     }

@@ -42,8 +42,7 @@ const MAX_NOTIFIED_WRITES: usize = 1_000;
 /// A map with fewer elements is dumped: its size does not matter yet, and a dump also shows unexpected elements.
 const MIN_LOOKED_UP: usize = 20_000;
 
-/// The most clients that are deleted at once from the map of a family: more than those of one namespace, unless it has
-/// many service ports. That takes 20 ms.
+/// The most clients that one transaction deletes. That takes 20 ms.
 const MAX_FORGOTTEN: usize = 65_536;
 
 // === impl Netlink ===
@@ -117,12 +116,12 @@ impl Kernel for Netlink {
         if self.recorded.is_some() {
             return Ok(());
         }
-        let deletions = self.worker.run(move |handle| deletions(handle, &clients)).await??;
-        if !deletions.is_empty() {
+        let clients = self.worker.run(move |handle| of_crowded_maps(handle, clients)).await??;
+        if !clients.is_empty() {
             self.watch.pause()?;
-            let result = self.worker.run(move |handle| delete(handle, &deletions)).await;
+            let result = self.worker.run(move |handle| delete(handle, &clients)).await;
             self.watch.resume()?;
-            self.watch.committed(result??.into());
+            self.watch.committed(result??);
         }
         Ok(())
     }
@@ -207,30 +206,36 @@ fn dump(handle: &mut NftHandle, family: IpFamily, map: Map, listing: &mut Listin
     Ok(())
 }
 
-/// The deletions of stored clients, from maps of which more than an eighth is full.
-fn deletions(handle: &mut NftHandle, clients: &[ForgottenClients]) -> Result<NftBatch> {
-    let mut batch = NftBatch::new();
+/// Those in maps of which more than an eighth is full.
+fn of_crowded_maps(handle: &mut NftHandle, mut clients: Vec<ForgottenClients>) -> Result<Vec<ForgottenClients>> {
     for family in IpFamily::ALL {
-        let mut of_family = clients.iter().filter(|clients| clients.family == family).peekable();
-        if of_family.peek().is_none() {
-            continue;
-        }
-        let table = &desired::table(family);
-        let count = handle.count(table, Map::AffineClients.name()).context("count elements")?;
-        if count.is_some_and(|count| count > MAX_AFFINE_CLIENTS / 8) {
-            let keys: Vec<_> = of_family.flat_map(ForgottenClients::keys).take(MAX_FORGOTTEN).collect();
-            let elements = keys.iter().map(|key| nft::Element::key(key));
-            batch.destroy_elements(table, &Map::AffineClients.set(family), elements);
+        if clients.iter().any(|clients| clients.family == family) {
+            let count = handle.count(&desired::table(family), Map::AffineClients.name()).context("count elements")?;
+            let is_crowded = count.is_some_and(|count| count > MAX_AFFINE_CLIENTS / 8);
+            clients.retain(|clients| clients.family != family || is_crowded);
         }
     }
-    Ok(batch)
+    Ok(clients)
 }
 
-/// Whether there was anything to delete: a transaction that changes nothing is no generation.
-fn delete(handle: &mut NftHandle, deletions: &NftBatch) -> Result<bool> {
-    let before = handle.generation().context("read the nf_tables generation")?;
-    handle.commit(deletions).context("delete clients that no service port has")?;
-    Ok(handle.generation().context("read the nf_tables generation")? != before)
+/// Deletes stored clients. Returns how many transactions have deleted any: one that changes nothing is no generation.
+fn delete(handle: &mut NftHandle, clients: &[ForgottenClients]) -> Result<usize> {
+    let mut committed = 0;
+    for family in IpFamily::ALL {
+        let (table, map) = (desired::table(family), Map::AffineClients.set(family));
+        let mut keys =
+            clients.iter().filter(|clients| clients.family == family).flat_map(ForgottenClients::keys).peekable();
+        while keys.peek().is_some() {
+            let some: Vec<_> = keys.by_ref().take(MAX_FORGOTTEN).collect();
+            let mut batch = NftBatch::new();
+            batch.destroy_elements(&table, &map, some.iter().map(|key| nft::Element::key(key)));
+            let before = handle.generation().context("read the nf_tables generation")?;
+            handle.commit(&batch).context("delete clients that no service port has")?;
+            let after = handle.generation().context("read the nf_tables generation")?;
+            committed += usize::from(after != before);
+        }
+    }
+    Ok(committed)
 }
 
 fn commit(handle: &mut NftHandle, operations: &[(IpFamily, Operation)]) -> Result<Result<Duration, Rejection>> {

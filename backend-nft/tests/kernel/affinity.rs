@@ -226,6 +226,31 @@ fn clients_of_a_removed_service_port_are_deleted_when_there_are_many() {
     });
 }
 
+/// The same with more service ports than one transaction deletes clients of.
+#[test]
+fn clients_of_many_removed_service_ports_are_deleted() {
+    const OTHERS: u32 = 25_000;
+    run(|| async {
+        let add_service = |state: StateBuilder, n| {
+            state.service(&format!("shop-{n}/web/udp"), |web| {
+                web.cluster_ip(&format!("10.96.1.{n}")).affinity(3_600).endpoints(["10.244.1.1:8080"])
+            })
+        };
+        let mut backend = backend();
+        let mut current = (0..40).fold(mk_state(), add_service).build();
+        backend.reconcile_all(&current).await.unwrap();
+        add([10, 96, 0, 9], 80, 0..OTHERS);
+        (0..40).for_each(|n| add([10, 96, 1, n], 80, 1_500..1_510));
+        assert_eq!(stored_clients(), OTHERS + 400);
+        backend.reconcile_all(&current).await.unwrap();
+        let changes = transition(&mut current, &mk_state().build());
+        backend.apply_all(&current, &changes).await.unwrap();
+        assert_eq!(stored_clients(), OTHERS);
+        // All transactions were accounted for.
+        timeout(Duration::from_millis(300), backend.drifted()).await.unwrap_err();
+    });
+}
+
 /// The number of stored clients, which the metric reports if the kernel counts elements.
 fn stored_clients() -> u32 {
     let mut handle = NftHandle::open().unwrap();
