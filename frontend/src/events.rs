@@ -43,7 +43,7 @@ pub(crate) enum EventReport {
     Started(BackendStart),
     /// Something does not work on a node: what, and why.
     Degraded(Arc<str>, String),
-    /// Parts of an object are not used.
+    /// The problems of an object have changed. No Event tells of those of a Node, or that there are none.
     Problem(ObjectNotice),
 }
 

@@ -42,8 +42,10 @@ const MAX_NOTIFIED_WRITES: usize = 1_000;
 /// A map with fewer elements is dumped: its size does not matter yet, and a dump also shows unexpected elements.
 const MIN_LOOKED_UP: usize = 20_000;
 
-/// The most clients that one transaction deletes. That takes 20 ms.
-const MAX_FORGOTTEN: usize = 65_536;
+/// The most clients that one transaction deletes, which takes 20 ms, and that one commit does: more than three times as
+/// many as the map has places, for most buckets are empty. Others stay until their timeout.
+const MAX_DELETED_AT_ONCE: usize = 65_536;
+const MAX_DELETED: usize = 10 * MAX_DELETED_AT_ONCE;
 
 // === impl Netlink ===
 
@@ -223,10 +225,10 @@ fn delete(handle: &mut NftHandle, clients: &[ForgottenClients]) -> Result<usize>
     let mut committed = 0;
     for family in IpFamily::ALL {
         let (table, map) = (desired::table(family), Map::AffineClients.set(family));
-        let mut keys =
-            clients.iter().filter(|clients| clients.family == family).flat_map(ForgottenClients::keys).peekable();
+        let of_family = clients.iter().filter(|clients| clients.family == family);
+        let mut keys = of_family.flat_map(ForgottenClients::keys).take(MAX_DELETED).peekable();
         while keys.peek().is_some() {
-            let some: Vec<_> = keys.by_ref().take(MAX_FORGOTTEN).collect();
+            let some: Vec<_> = keys.by_ref().take(MAX_DELETED_AT_ONCE).collect();
             let mut batch = NftBatch::new();
             batch.destroy_elements(&table, &map, some.iter().map(|key| nft::Element::key(key)));
             let before = handle.generation().context("read the nf_tables generation")?;

@@ -64,7 +64,7 @@ pub(crate) struct FrontendArgs {
     pub(crate) metrics: HttpAddress,
 
     /// Serve a status page for browsers, without authentication, at ADDRESS:PORT, such as 127.0.0.1:7602, or nowhere
-    /// (`none`). It contains names of Services and nodes.
+    /// (`none`). It contains names and addresses of Services and nodes.
     #[arg(long, default_value = "none", value_name = "ADDRESS")]
     pub(crate) page: HttpAddress,
 

@@ -165,7 +165,8 @@ numbered! {
 impl DataType {
     /// nft's `TYPE_INVALID`: of a value whose type is not known.
     pub(crate) const UNKNOWN: DataType = DataType::Other(0);
-    /// nft's `TYPE_INTEGER`: the result of `numgen`, in host byte order.
+    /// nft's `TYPE_INTEGER`: the result of `numgen`, in host byte order. That of a field of the packet, such as `tcp
+    /// sequence`, is in network byte order, which its number does not say.
     pub(crate) const INTEGER: DataType = DataType::Other(4);
 
     /// The length in bytes, without padding. That of [`DataType::Other`] is assumed to be 4.

@@ -46,9 +46,9 @@ pub(super) enum RequestError {
     /// No response: no connection, or no credentials to send.
     #[error(transparent)]
     NoResponse(NoResponse),
-    /// The deadline has passed.
-    #[error("no complete list, page or event within {0:?}")]
-    TimedOut(Duration),
+    /// The deadline for this has passed.
+    #[error("no complete {0} within {1:?}")]
+    TimedOut(&'static str, Duration),
     /// A page, even with one object, or an event.
     #[error("a page or an event has more than {} MiB", MAX_RESPONSE_BYTES >> 20)]
     TooLarge,
@@ -122,7 +122,7 @@ impl<K: Watchable> Requests<K> {
     /// The current version of each object, without the objects.
     pub(super) async fn object_versions(&self) -> Result<ObjectVersions, RequestError> {
         let (mut versions, mut token, mut limit) = (ObjectVersions::default(), None, PAGE_OBJECTS);
-        with_deadline(self.deadlines.list, async move {
+        with_deadline("list", self.deadlines.list, async move {
             loop {
                 let request = |limit| self.path.list_metadata(&list_parameters::<K>(limit, token.clone()));
                 let body = self.body(&mut limit, request).await?;
@@ -144,7 +144,7 @@ impl<K: Watchable> Requests<K> {
     ) -> Result<Vec<u8>, RequestError> {
         loop {
             let request = request(*limit).map_err(kube::Error::BuildRequest);
-            let body = with_deadline(self.deadlines.response, async {
+            let body = with_deadline("response", self.deadlines.response, async {
                 let stream = std::pin::pin!(self.api.send(request).await?);
                 let mut body = Vec::new();
                 stream.take(MAX_RESPONSE_BYTES as u64 + 1).read_to_end(&mut body).await?;
@@ -173,7 +173,7 @@ impl<K: Watchable> Requests<K> {
         // The empty version stands for the newest, not that of the server's cache.
         let request = self.path.watch(&parameters, after.unwrap_or_default()).map_err(kube::Error::BuildRequest);
         let started = Instant::now();
-        let body = with_deadline(self.deadlines.response, self.api.send(request)).await?;
+        let body = with_deadline("response", self.deadlines.response, self.api.send(request)).await?;
         Ok(Watch { body: Box::pin(body), line: Vec::new(), started })
     }
 
@@ -196,11 +196,13 @@ fn list_parameters<K: Watchable>(limit: u32, token: Option<String>) -> ListParam
     }
 }
 
+/// The response, if it is complete within this time. `what` names it in the error.
 pub(super) async fn with_deadline<T>(
+    what: &'static str,
     deadline: Duration,
     response: impl Future<Output = Result<T, RequestError>>,
 ) -> Result<T, RequestError> {
-    timeout(deadline, response).await.unwrap_or(Err(RequestError::TimedOut(deadline)))
+    timeout(deadline, response).await.unwrap_or(Err(RequestError::TimedOut(what, deadline)))
 }
 
 impl Watch {
@@ -210,7 +212,7 @@ impl Watch {
         let Self { body, line, .. } = self;
         line.clear();
         let mut body = body.as_mut().take(MAX_RESPONSE_BYTES as u64 + 1);
-        let length = with_deadline(deadline, async { Ok(body.read_until(b'\n', line).await?) }).await?;
+        let length = with_deadline("event", deadline, async { Ok(body.read_until(b'\n', line).await?) }).await?;
         match line.last() {
             None if length == 0 => Ok(None),
             Some(b'\n') => {

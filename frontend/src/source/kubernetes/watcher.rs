@@ -101,7 +101,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
         loop {
             streamed &= !self.context.no_streaming.load(Ordering::Relaxed);
             let list = async { if streamed { self.stream().await } else { self.pages().await } };
-            match with_deadline(self.context.deadlines.list, list).await {
+            match with_deadline("list", self.context.deadlines.list, list).await {
                 Ok((objects, position)) => {
                     debug!(kind = %K::KIND, objects = objects.len(), streamed, "listed");
                     self.context.freshness.listed(K::KIND);
@@ -139,7 +139,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
             let event = match watch.next::<K>(self.context.deadlines.initial_event).await {
                 Ok(Some(event)) => event,
                 // A server that takes this for an ordinary watch is silent.
-                Ok(None) | Err(RequestError::TimedOut(_)) => return Err(RequestError::Unfinished),
+                Ok(None) | Err(RequestError::TimedOut(..)) => return Err(RequestError::Unfinished),
                 Err(error) => return Err(error),
             };
             match event.change {

@@ -6,7 +6,7 @@ use super::names::constant;
 use crate::nft::{
     element::{Element, ElementData, Verdict},
     fields::FieldReader,
-    set::{DataType, Set},
+    set::{DataType, Set, value_len},
 };
 
 /// An element, and the set of its key and data if that is known.
@@ -50,7 +50,9 @@ pub fn value_text(value: &[u8], fields: &[DataType]) -> String {
 
 /// A value or a range: its fields, or hexadecimal if the types of the fields are unknown.
 fn put_value(f: &mut impl fmt::Write, value: &[u8], end: Option<&[u8]>, fields: &[DataType]) -> fmt::Result {
-    if fields.is_empty() {
+    let is_unknown = |field: &DataType| matches!(field, DataType::Other(_)) && *field != DataType::INTEGER;
+    // The length of a field of an unknown type is not known either.
+    if value_len(fields) != value.len() || fields.iter().any(is_unknown) {
         return put_range(f, DataType::UNKNOWN, value, end.unwrap_or(value));
     }
     let mut from = FieldReader::new(value);
@@ -97,6 +99,7 @@ mod tests {
         assert_eq!(value_text(&key, &fields), "10.96.0.10 . tcp . 80");
         assert_eq!(value_text(&1u32.to_ne_bytes(), &[DataType::Mark]), "0x00000001");
         assert_eq!(value_text(&1u32.to_ne_bytes(), &[DataType::INTEGER]), "1");
-        assert_eq!(value_text(&[1, 2, 3, 4], &[DataType::Other(3)]), "0x01020304");
+        assert_eq!(value_text(&[1, 2], &[DataType::Other(3)]), "0x0102");
+        assert_eq!(value_text(&[1, 2, 3, 4, 5, 6], &[DataType::Other(9)]), "0x010203040506");
     }
 }

@@ -274,5 +274,5 @@ async fn list_without_a_last_page_is_a_failure() {
     fixture.server.list(ObjectKind::Node, "20", &[node("n2", "x", "1")]).await;
     assert_eq!(fixture.next_summary().await, "all Node: n2 in x");
     let error = fixture.row(ObjectKind::Node).last_error.unwrap();
-    assert_eq!(error, "no complete list, page or event within 10s");
+    assert_eq!(error, "no complete list within 10s");
 }
