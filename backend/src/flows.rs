@@ -26,6 +26,7 @@ mod half_open;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod once;
 mod pending;
+mod quota;
 mod requests;
 mod resets;
 mod table;

@@ -9,22 +9,28 @@
 use std::{
     collections::{BTreeSet, btree_map::Entry},
     mem,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use proto::model::{Endpoint, Protocol, ServicePortKey};
+use runtime::failure::CountedLog;
+use tracing::warn;
 
 use super::{
     half_open::{ChangedPorts, HalfOpenPorts, MAX_DEPARTED},
+    quota::NamespaceQuota,
     resets::{Departed, Due},
     udp::{WithdrawnVips, lost_vips},
 };
 use crate::{Changes, DepartedEndpoints, NodeState, ServicePortState, ascending::ascending, dataplane::all_vips};
 
-/// The most VIPs that were withdrawn and wait for a cleanup. Flows to others stay until their clients end them.
+/// The most VIPs that were withdrawn and wait for a cleanup, of all namespaces, which share them by
+/// [`NamespaceQuota`]. Flows to others stay until their clients end them.
 const MAX_WITHDRAWN: usize = 65_536;
 
-/// The most endpoints that departed and wait until that is programmed. Half-open connections to others stay.
+/// The most endpoints that departed and wait until that is programmed, shared in the same way. Half-open connections to
+/// others stay.
 const MAX_WAITING: usize = 16_384;
 
 /// For how long half-open connections wait for the end of a change, which one tenant may postpone for ever.
@@ -46,6 +52,9 @@ pub(crate) struct PendingFlows {
     unfinished_since: Option<Instant>,
     /// The VIPs that UDP service ports have lost, and whose flows were not deleted yet.
     withdrawn: WithdrawnVips,
+    withdrawn_quota: NamespaceQuota,
+    /// The namespaces with changes of which something finds no room.
+    overflows: CountedLog<Arc<str>>,
     /// The endpoints whose connections may have to be reset.
     pub(super) departed: Departed,
     is_node_changed: bool,
@@ -74,6 +83,8 @@ impl PendingFlows {
             half_open: ChangedPorts::new(),
             unfinished_since: Some(Instant::now()),
             withdrawn: WithdrawnVips::new(),
+            withdrawn_quota: NamespaceQuota::new(MAX_WITHDRAWN),
+            overflows: CountedLog::default(),
             departed: Departed::default(),
             is_node_changed: false,
             is_udp_due: false,
@@ -94,13 +105,8 @@ impl PendingFlows {
         state: &NodeState,
     ) -> bool {
         let next = self.next_reset();
-        let mut room = MAX_WAITING.saturating_sub(self.changed.values().map(BTreeSet::len).sum());
-        for (key, endpoints) in departed.iter_mut().flatten() {
-            let known = self.changed.get(key).map_or(0, BTreeSet::len);
-            // Of what finds no room it is not known when it is programmed: its connections are not reset.
-            endpoints.truncate(room.min(MAX_DEPARTED.saturating_sub(known)));
-            add_departed(&mut self.changed, key.clone(), endpoints.iter().copied());
-            room -= endpoints.len();
+        if let Some(departed) = departed.as_mut().filter(|departed| !departed.is_empty()) {
+            self.add_waiting(departed);
         }
         for key in &changes.service_ports {
             let Entry::Occupied(mut known) = self.changed.entry(key.clone()) else { continue };
@@ -109,6 +115,46 @@ impl PendingFlows {
         }
         self.departed.committed(departed, changes, state, Instant::now());
         !self.departed.revoked.is_empty() || self.next_reset() != next
+    }
+
+    /// Adds endpoints to those that wait until their departure is programmed. Leaves out those that find no room: it is
+    /// not known when their departure is programmed, so their connections are not reset.
+    fn add_waiting(&mut self, departed: &mut DepartedEndpoints) {
+        let mut quota = NamespaceQuota::new(MAX_WAITING);
+        for (key, endpoints) in &self.changed {
+            quota.charge(&key.namespace, endpoints.len());
+        }
+        for (key, endpoints) in departed {
+            let known = self.changed.get(key).map_or(0, BTreeSet::len);
+            endpoints.truncate(MAX_DEPARTED.saturating_sub(known));
+            let admitted = endpoints.iter().take_while(|_| quota.try_charge(&key.namespace)).count();
+            if admitted < endpoints.len() {
+                self.log_overflow(&key.namespace);
+            }
+            endpoints.truncate(admitted);
+            add_departed(&mut self.changed, key.clone(), endpoints.iter().copied());
+        }
+    }
+
+    /// Adds VIPs to those that were withdrawn.
+    fn add_withdrawn(&mut self, vips: impl IntoIterator<Item = <WithdrawnVips as IntoIterator>::Item>) {
+        let mut overflowing = BTreeSet::new();
+        for (vip, key) in vips {
+            if !self.withdrawn_quota.try_charge(&key.namespace) {
+                overflowing.insert(key.namespace);
+            } else if let Some(former) = self.withdrawn.insert(vip, key) {
+                self.withdrawn_quota.release(&former.namespace);
+            }
+        }
+        overflowing.iter().for_each(|namespace| self.log_overflow(namespace));
+    }
+
+    /// Something of a change of this namespace finds no room.
+    fn log_overflow(&mut self, namespace: &Arc<str>) {
+        if let Some(changes) = self.overflows.record(namespace.clone()) {
+            let event = "too many changes of a namespace at once: some of its UDP flows and half-open connections stay";
+            warn!(%namespace, changes, "{event}");
+        }
     }
 
     /// The state that is about to be programmed, at a cost proportional to the change.
@@ -122,7 +168,7 @@ impl PendingFlows {
             match key.protocol {
                 Protocol::Udp => {
                     let lost = lost_vips(&change).into_iter().map(|vip| (vip, key.clone()));
-                    add_withdrawn(&mut self.withdrawn, lost);
+                    self.add_withdrawn(lost);
                     self.udp_version += 1;
                 }
                 Protocol::Tcp if change.before.map(vips) != change.after.map(vips) => {}
@@ -199,15 +245,19 @@ impl PendingFlows {
     /// Takes the VIPs whose flows are to be deleted, if UDP flows may be stale. Those that are withdrawn meanwhile wait
     /// for the next cleanup: this one has missed flows to them.
     pub(super) fn take_udp(&mut self) -> Option<WithdrawnVips> {
+        if !self.is_confirmed || !mem::take(&mut self.is_udp_due) {
+            return None;
+        }
         let Self { changed, withdrawn, .. } = self;
-        (self.is_confirmed && mem::take(&mut self.is_udp_due))
-            .then(|| withdrawn.extract_if(.., |_, key| !changed.contains_key(key)).collect())
+        let taken: WithdrawnVips = withdrawn.extract_if(.., |_, key| !changed.contains_key(key)).collect();
+        taken.values().for_each(|key| self.withdrawn_quota.release(&key.namespace));
+        Some(taken)
     }
 
     /// A cleanup with these VIPs has failed. Those that were withdrawn again meanwhile had another owner.
     pub(super) fn put_back_udp(&mut self, mut withdrawn: WithdrawnVips) {
         withdrawn.retain(|vip, _| !self.withdrawn.contains_key(vip));
-        add_withdrawn(&mut self.withdrawn, withdrawn);
+        self.add_withdrawn(withdrawn);
         self.is_udp_due = true;
     }
 
@@ -263,11 +313,6 @@ fn add_departed(ports: &mut ChangedPorts, key: ServicePortKey, departed: impl In
     let known = ports.entry(key).or_default();
     let room = MAX_DEPARTED.saturating_sub(known.len());
     known.extend(departed.into_iter().take(room).map(|endpoint| Endpoint { terminating: false, ..endpoint }));
-}
-
-/// Adds VIPs, up to [`MAX_WITHDRAWN`].
-fn add_withdrawn(withdrawn: &mut WithdrawnVips, vips: impl IntoIterator<Item = <WithdrawnVips as IntoIterator>::Item>) {
-    withdrawn.extend(vips.into_iter().take(MAX_WITHDRAWN.saturating_sub(withdrawn.len())));
 }
 
 #[cfg(test)]

@@ -1,9 +1,14 @@
 //! What follows from commits and what is programmed, in any order.
 
-use std::{iter, time::Duration};
+use std::{iter, net::Ipv4Addr, time::Duration};
+
+use proto::model::IpFamily;
 
 use super::*;
-use crate::testing::{mk_key, mk_state};
+use crate::{
+    dataplane::Vip,
+    testing::{mk_key, mk_state},
+};
 
 const ONE: &str = "10.244.1.1:8080";
 const GONE: &str = "10.244.1.2:8080";
@@ -115,7 +120,7 @@ fn what_waits_until_it_is_programmed_has_a_bound() {
     let mut pending = PendingFlows::new(mk_state().build());
     let endpoint = |port: u16| Endpoint::new("10.244.1.2".parse().unwrap(), port.try_into().unwrap());
     let all: Vec<_> = (1..=1024).map(endpoint).collect();
-    for n in 0..20 {
+    for n in 0..64 {
         let departed = [(mk_key(&format!("ns-{n}/web")), all.clone())].into();
         let state = pending.state.clone();
         pending.committed(Some(departed), &Changes::default(), &state);
@@ -128,6 +133,71 @@ fn what_waits_until_it_is_programmed_has_a_bound() {
     commit(&mut pending, &both, &one);
     pending.programmed(false, false, iter::empty());
     assert!(pending.next_reset().is_none());
+}
+
+/// The Services of a tenant change all the time, and are not programmed yet.
+#[test]
+fn namespaces_with_many_departed_endpoints_leave_room_to_others() {
+    let (both, one) = (web(&[ONE, GONE]), web(&[ONE]));
+    let mut pending = PendingFlows::new(both.clone());
+    pending.confirmed();
+    let endpoint = |port: u16| Endpoint::new("10.244.1.2".parse().unwrap(), port.try_into().unwrap());
+    let all: Vec<_> = (1..=1024).map(endpoint).collect();
+    for n in 0..64 {
+        let departed = [(mk_key(&format!("evil-{}/web-{n}", n % 4)), all.clone())].into();
+        pending.committed(Some(departed), &Changes::default(), &both);
+    }
+    assert!(pending.changed.values().map(BTreeSet::len).sum::<usize>() < MAX_WAITING);
+    commit(&mut pending, &both, &one);
+    pending.prepare(&one);
+    programmed(&mut pending);
+    assert!(pending.next_reset().is_some());
+    assert_eq!(pending.take_half_open().unwrap().ports[&mk_key("default/web")].len(), 1);
+    assert_eq!(pending.overflows.record("evil-0".into()), None, "it has a line");
+    assert_eq!(pending.overflows.record("default".into()), Some(1));
+}
+
+#[test]
+fn namespaces_with_many_withdrawn_vips_leave_room_to_others() {
+    const NAMESPACES: u8 = 4;
+    let evil = |namespace: u8| mk_key(&format!("evil-{namespace}/dns/udp"));
+    let vips = |namespace: u8| {
+        let key = evil(namespace);
+        (0..MAX_WITHDRAWN).map(move |n| {
+            let [high, low] = u16::try_from(n).unwrap().to_be_bytes();
+            let address = Ipv4Addr::new(11, namespace, high, low).into();
+            let vip = Vip::AddressPort { address, port: 53, protocol: Protocol::Udp };
+            ((IpFamily::V4, vip), key.clone())
+        })
+    };
+    let none = mk_state().build();
+    let dns = mk_state().service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10")).build();
+    let mut pending = PendingFlows::new(dns);
+    pending.confirmed();
+    (0..NAMESPACES).for_each(|namespace| pending.add_withdrawn(vips(namespace)));
+    assert!(pending.withdrawn.len() < MAX_WITHDRAWN);
+    // The victim's Service is deleted, while those of the tenant are not programmed.
+    pending.prepare(&none);
+    let unfinished: Vec<_> = (0..NAMESPACES).map(evil).collect();
+    pending.programmed(false, false, unfinished.iter());
+    let taken = pending.take_udp().unwrap();
+    assert_eq!(taken.values().collect::<Vec<_>>(), [&mk_key("default/dns/udp")]);
+    // Nor does a cleanup that fails forget it.
+    pending.put_back_udp(taken);
+    assert_eq!(pending.take_udp().unwrap().len(), 1);
+    assert_eq!(pending.overflows.record("evil-0".into()), None, "it has a line");
+    assert_eq!(pending.overflows.record("default".into()), Some(1));
+
+    // What is taken leaves its room to others.
+    let first = |pending: &PendingFlows| pending.withdrawn.values().filter(|key| **key == evil(0)).count();
+    let share = first(&pending);
+    assert!(share >= 20_000, "all VIPs of a service port: {share}");
+    programmed(&mut pending);
+    assert!(pending.take_udp().unwrap().len() > share && pending.withdrawn.is_empty());
+    // Those that are withdrawn again take no more.
+    (0..2).for_each(|_| pending.add_withdrawn(vips(0).take(share / 2)));
+    pending.add_withdrawn(vips(0));
+    assert_eq!(first(&pending), share);
 }
 
 /// A Service gains and loses the VIP during a cleanup that fails, and the kernel may still have it.
