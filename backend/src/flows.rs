@@ -36,8 +36,8 @@ mod worker;
 
 use std::{sync::Arc, thread, time::Duration};
 
-use runtime::failure::Repeated;
-use tokio::sync::watch;
+use runtime::{TokenBucket, failure::Repeated};
+use tokio::{sync::watch, time::Instant};
 use tracing::error;
 
 use self::{requests::Requests, resets::Rejecter, table::KernelFlowTable, worker::Worker};
@@ -93,6 +93,7 @@ impl Flows {
             metrics,
             cleanups: Repeated::default(),
             resets: Repeated::default(),
+            lines: TokenBucket::full(Instant::now()),
         })
     }
 

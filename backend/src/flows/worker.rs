@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Result;
 use runtime::{
-    Backoff,
+    Backoff, Rate, TokenBucket,
     failure::{Recovery, Repeated},
     warn_if_news,
 };
@@ -30,6 +30,10 @@ const MAX_PAUSE: Duration = Duration::from_secs(10);
 /// The shortest and the longest delay before a cleanup that has failed is repeated, if no change leads to one before.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
+/// How often a cleanup has a line of its own: a tenant decides how often its Services leave flows behind. Others are
+/// logged at level DEBUG, and metrics count all.
+const LINES: Rate = Rate { burst: 10, every: Duration::from_millis(500) };
+
 /// The thread waits for an event, at most for this time.
 const IDLE: Duration = Duration::from_secs(3600);
 
@@ -43,6 +47,7 @@ pub(super) struct Worker<T> {
     pub(super) metrics: Arc<Metrics>,
     pub(super) cleanups: Repeated,
     pub(super) resets: Repeated,
+    pub(super) lines: TokenBucket,
 }
 
 /// How a cleanup went.
@@ -167,16 +172,17 @@ impl<T: FlowTable> Worker<T> {
         let error = (!errors.is_empty()).then(|| errors.join("; "));
         let failing = "cannot delete stale flows, retrying";
         log_failure(&mut self.cleanups, error, failing, "stale flows can be deleted again");
-        if let Ok(connections @ 1..) = half_open {
-            info!(connections, "deleted half-open TCP connections to endpoints that departed or to new VIPs");
+        let connections = half_open.unwrap_or_default();
+        let flows: usize = cleanups.iter().flatten().map(|cleanup| cleanup.deleted).sum();
+        let took_ms = took.as_micros() as f64 / 1e3;
+        let event = "deleted stale UDP flows, and half-open TCP connections to endpoints that departed or to new VIPs";
+        if flows + connections > 0 && self.lines.take(LINES, tokio::time::Instant::now()).is_ok() {
+            info!(flows, connections, took_ms, "{event}");
+        } else {
+            debug!(flows, connections, took_ms, "{event}");
         }
         let Ok(cleanups) = cleanups else { return };
-        let flows: usize = cleanups.iter().map(|cleanup| cleanup.deleted).sum();
-        let took_ms = took.as_micros() as f64 / 1e3;
-        if flows == 0 {
-            debug!(took_ms, "no stale UDP flows");
-        } else {
-            info!(flows, took_ms, "deleted stale UDP flows");
+        if flows > 0 {
             self.progress.send_modify(|progress| progress.deleted_flows += flows as u64);
         }
         for FamilyCleanup { family, deleted, took } in cleanups {

@@ -106,6 +106,7 @@ impl Fixture {
                 metrics: Arc::default(),
                 cleanups: Repeated::default(),
                 resets: Repeated::default(),
+                lines: TokenBucket::full(tokio::time::Instant::now()),
             }),
         };
         flows.record(|pending| {
