@@ -18,7 +18,7 @@ mod tests;
 
 use std::{fmt, net::IpAddr, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use futures::future::BoxFuture;
 use proto::{
     convert::pack_address,
@@ -37,6 +37,8 @@ pub(crate) use self::metrics::DrainMetrics;
 const FIRST_ROUND: Duration = Duration::from_secs(2);
 const MAX_ROUND: Duration = Duration::from_secs(8);
 const MIN_ROUND: Duration = Duration::from_millis(500);
+/// The same for an address that may be that of a stranger, while others wait for its place.
+const HURRIED_ROUND: Duration = Duration::from_millis(250);
 /// The most of a round that is left for the answer to arrive, after the time that a frontend may wait; otherwise half.
 const ARRIVAL: Duration = Duration::from_secs(3);
 /// Between the beginnings of two rounds in which frontends do not wait: the first, which doubles, and the longest.
@@ -115,7 +117,7 @@ impl NotDrained {
 /// that no frontend has known does not wait: it may be that of a stranger, and others wait for its place.
 ///
 /// # Errors
-/// When no frontend is known.
+/// When no frontend is known, or none answers about an address that does not wait.
 pub async fn wait(
     frontends: &dyn AskFrontends,
     addresses: &[IpAddr],
@@ -131,17 +133,21 @@ pub async fn wait(
     let mut is_known = false;
     loop {
         let asked = Instant::now();
-        let limit = until.saturating_duration_since(asked).min(round).max(MIN_ROUND);
         let is_hurried = !is_known && is_scarce();
-        let wait = if is_hurried { Duration::ZERO } else { limit - (limit / 2).min(ARRIVAL) };
+        let (limit, wait) = if is_hurried {
+            (HURRIED_ROUND, Duration::ZERO)
+        } else {
+            let limit = until.saturating_duration_since(asked).min(round).max(MIN_ROUND);
+            (limit, limit - (limit / 2).min(ARRIVAL))
+        };
         let wait_millis = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
         let answers = frontends.ask(DrainedRequest { addresses: addresses.clone(), wait_millis }, limit).await?;
         let (drained, mut delay) = combined(&answers);
-        is_known |= answers
-            .iter()
-            .filter_map(|(_, answer)| answer.as_ref().ok())
-            .any(|answer| answer.state() != DrainState::Unknown);
+        let answered = || answers.iter().filter_map(|(_, answer)| answer.as_ref().ok());
+        let is_answered = answered().next().is_some();
+        is_known |= answered().any(|answer| answer.state() != DrainState::Unknown);
         if !is_known && is_scarce() {
+            ensure!(is_answered, "no frontend answers, and others wait for this place: try again");
             delay = Duration::ZERO;
         }
         let now = Instant::now();
@@ -155,7 +161,6 @@ pub async fn wait(
         if now >= since + delay {
             return Ok(drained);
         }
-        let is_answered = answers.iter().any(|(_, answer)| answer.is_ok());
         if now >= deadline {
             // The last round may have been too short for an answer.
             return Ok(match (last_known, drained) {
@@ -163,8 +168,11 @@ pub async fn wait(
                 (_, drained) => drained.at_deadline(),
             });
         }
-        if let (true, Drained::No(reason)) = (is_answered, drained) {
-            last_known = Some(reason);
+        if is_answered {
+            last_known = match drained {
+                Drained::No(reason) => Some(reason),
+                Drained::Yes { .. } | Drained::Unknown => None,
+            };
         }
         until = deadline.min(since + delay);
         sleep_until(until.min(asked + pause)).await;

@@ -75,7 +75,7 @@ pub(crate) struct LossGuard {
     /// When Services got endpoints that had none at the start of [`WINDOW`]. Their loss does not count.
     new: BTreeMap<ServiceName, Instant>,
     withheld: Option<Withheld>,
-    /// An earlier process withheld a loss, and no frontend has answered this one: see
+    /// An earlier process withheld a loss, which no frontend has taken back or confirmed to this one: see
     /// [`continue_withholding`](Self::continue_withholding).
     continues: bool,
     before_boot: Option<BeforeBoot>,
@@ -131,14 +131,14 @@ impl LossGuard {
         }
     }
 
-    /// An earlier process withheld a loss, and the committed state is the one before it. What the next commit loses is
-    /// withheld, too, whatever its size: the losses that had led to the limit are applied already, and are not
-    /// remembered.
+    /// An earlier process withheld a loss, and the committed state is the one before it. What the next commits lose is
+    /// withheld, too, whatever its size, until that is confirmed: the losses that had led to the limit are applied
+    /// already, and are not remembered.
     pub(crate) fn continue_withholding(&mut self) {
         self.continues = true;
     }
 
-    /// Whether an earlier process withheld a loss, and no frontend has answered this one.
+    /// Whether an earlier process withheld a loss, which no frontend has taken back or confirmed to this one.
     pub(crate) fn continues(&self) -> bool {
         self.continues
     }
@@ -237,6 +237,7 @@ impl LossGuard {
             }
             let confirm_at = Some(confirm_at.unwrap_or_else(|| Instant::now() + CONFIRM_DELAY));
             self.withheld = Some(Withheld { service_ports: candidates, confirm_at });
+            self.continues = continues;
         }
         Decision { state, departed, loss: exceeded.filter(|_| confirm_at.is_none()) }
     }

@@ -134,7 +134,8 @@ impl Replica {
     ) -> Self {
         let (committed_state, committed, source_version, kind_versions) = match stored {
             Some(StoredState { state, epoch, revision, source_version, kind_versions, is_outdated, boot: _ }) => {
-                if is_outdated {
+                // After a boot the kernel serves nothing that could be kept.
+                if is_outdated && !store.as_ref().is_some_and(Store::is_of_earlier_boot) {
                     losses.continue_withholding();
                 }
                 (state, Some((epoch, revision)), source_version, kind_versions)

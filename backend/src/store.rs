@@ -104,7 +104,7 @@ impl StoredState {
     fn is_urgent_after(&self, written: &Self) -> bool {
         let Self { state: after, .. } = self;
         let before = &written.state;
-        let withholds = self.is_outdated && !written.differs_by_position(self);
+        let withholds = self.is_outdated && !written.is_outdated;
         let has_lost_node = after.retains_node() && !before.retains_node();
         withholds || has_lost_node || after.retains_addresses() && !before.retains_addresses()
     }

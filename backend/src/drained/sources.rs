@@ -11,8 +11,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use runtime::{Rate, TokenBucket, lock};
 use tokio::time::Instant;
 
-/// How many places there are for questions that wait: pods of one node that end together.
+/// How many places there are for questions that wait: pods of one node that end together. Those of the node itself have
+/// some of their own beside them.
 const MAX_WAITING: i64 = 96;
+const MAX_WAITING_OF_NODE: i64 = 128;
 /// How many questions of one pod wait, whose containers may each have a hook; when half of all places are taken, only
 /// those that share one.
 const MAX_OF_POD: usize = 8;
@@ -92,8 +94,9 @@ impl Sources {
         if by_address.len() >= MAX_SOURCES {
             by_address.retain(|_, source| source.waiting > 0 || !source.questions.is_full(now));
         }
-        if has_place && self.waiting.get() >= MAX_WAITING {
-            return Err(format!("{MAX_WAITING} questions wait on this node already: try again"));
+        let places = if asker == Asker::Node { MAX_WAITING_OF_NODE } else { MAX_WAITING };
+        if has_place && self.waiting.get() >= places {
+            return Err(format!("{places} questions wait on this node already: try again"));
         }
         if by_address.len() >= MAX_SOURCES && !by_address.contains_key(&source) {
             return Err("too many clients ask this node: try again".to_owned());
@@ -105,12 +108,15 @@ impl Sources {
         if *waiting >= limit {
             return Err(format!("{waiting} questions of {source} wait already: try again"));
         }
+        let mut own = *questions;
+        if own.take(QUESTIONS, now).is_err() {
+            return Err(format!("{source} asks more than {} times in a row: try again in a second", QUESTIONS.burst));
+        }
         if asker == Asker::Address && direct.take(DIRECT_QUESTIONS, now).is_err() {
             return Err("clients ask this node too often: try again".to_owned());
         }
-        if questions.take(QUESTIONS, now).is_err() {
-            return Err(format!("{source} asks more than {} times in a row: try again in a second", QUESTIONS.burst));
-        }
+        // Only of those that are admitted: the others are not remembered.
+        *questions = own;
         *waiting += 1;
         self.waiting.inc_by(has_place.into());
         Ok(WaitPermit { sources: self.clone(), source, asker, has_place })
@@ -149,16 +155,19 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn pods_of_one_prefix_do_not_take_the_questions_of_each_other() {
         let sources = Sources::counted(Gauge::default());
-        let mut held: Vec<_> = (0..MAX_OF_POD).map(|_| ask(&sources, 1).unwrap()).collect();
-        assert!(ask(&sources, 1).unwrap_err().contains("fd00::1"));
-        held.extend((2..=6).flat_map(|number| [(); MAX_OF_POD].map(|()| ask(&sources, number).unwrap())));
+        let mut held: Vec<_> = (0..MAX_OF_POD).map(|_| sources.admit(pod(1), Asker::Address).unwrap()).collect();
+        assert!(sources.admit(pod(1), Asker::Address).unwrap_err().contains("fd00::1"));
+        held.extend(
+            (2..=6).flat_map(|number| [(); MAX_OF_POD].map(|()| sources.admit(pod(number), Asker::Address).unwrap())),
+        );
         // Half of all places are taken: the others are for one question of a pod each.
-        held.push(ask(&sources, 7).unwrap());
-        assert!(ask(&sources, 7).unwrap_err().contains("1 questions"));
-        held.extend((8..=54).map(|number| ask(&sources, number).unwrap()));
-        assert!(ask(&sources, 55).unwrap_err().contains("96"));
+        held.push(sources.admit(pod(7), Asker::Address).unwrap());
+        assert!(sources.admit(pod(7), Asker::Address).unwrap_err().contains("1 questions"));
+        held.extend((8..=54).map(|number| sources.admit(pod(number), Asker::Address).unwrap()));
+        assert!(sources.admit(pod(55), Asker::Address).unwrap_err().contains("96"));
+        drop(ask(&sources, 55).unwrap());
         held.truncate(1);
-        drop(ask(&sources, 13).unwrap());
+        drop(sources.admit(pod(13), Asker::Address).unwrap());
     }
 
     #[tokio::test(start_paused = true)]
@@ -178,6 +187,14 @@ mod tests {
         tokio::time::advance(Duration::from_secs(2)).await;
         assert_eq!(asked(), MAX_SOURCES);
         assert!(lock(&sources.state).by_address.len() <= MAX_SOURCES);
+    }
+
+    /// The attack: one address asks in a loop.
+    #[tokio::test(start_paused = true)]
+    async fn address_in_a_loop_leaves_questions_to_others() {
+        let sources = Sources::counted(Gauge::default());
+        let asked = |number| (0..1_000).filter(|_| sources.admit(pod(number), Asker::Address).is_ok()).count();
+        assert_eq!((asked(1), asked(2)), (10, 10));
     }
 
     /// The attack: a stranger with many addresses asks in a loop.

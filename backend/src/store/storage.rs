@@ -26,7 +26,7 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     fn read(&self) -> BoxFuture<'static, io::Result<Vec<u8>>>;
 
     /// Replaces the file: a crash leaves the old or the new one. Returns its size in bytes. After an error there is no
-    /// file: an outdated one is worse.
+    /// file, as an outdated one is worse, unless the new state is outdated itself.
     fn replace(&self, stored: StoredState) -> BoxFuture<'static, io::Result<usize>>;
 }
 
@@ -50,7 +50,9 @@ impl Storage for LocalFile {
             let bytes = stored.encode();
             let result = disk::replace(&path, &bytes);
             if result.is_err() {
-                remove(&path);
+                if !stored.is_outdated {
+                    remove(&path);
+                }
                 // What was written of it. Fails if that was nothing.
                 let _ = fs::remove_file(disk::successor(&path));
             }

@@ -112,8 +112,8 @@ impl<C: Connect> Follower<C> {
         if let Some(loss) = loss {
             error!(
                 service_ports = withheld,
-                "withholding a loss that exceeds --max-loss: {loss}; these service ports keep their endpoints until a \
-                 snapshot confirms the loss, everything else is applied"
+                "withholding a loss that exceeds --max-loss, or follows one that did: {loss}; these service ports keep \
+                 their endpoints until a snapshot confirms the loss, everything else is applied"
             );
         }
         self.progress.send_modify(|progress| {
