@@ -12,7 +12,8 @@ use runtime::lock;
 use tokio::sync::watch;
 use tracing::info;
 
-use self::uses::UsesOfCommit;
+use self::uses::AddressUses;
+pub(crate) use self::uses::UseQuestion;
 use crate::{
     index::{Index, IndexChanges},
     log::{ChangeLog, PreparedChanges},
@@ -36,7 +37,7 @@ pub(crate) struct ClusterState {
     /// The version of each kind up to which the source has reported every change.
     kind_versions: watch::Sender<KindVersions>,
     /// How addresses that drains have asked about are used.
-    uses: Mutex<UsesOfCommit>,
+    uses: Mutex<AddressUses>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +103,8 @@ impl ClusterState {
         let changes = index.take_changes();
         before(&changes);
         let (trigger, kind_versions) = (changes.oldest_trigger, changes.confirmed);
+        // Who sees the commit in the log sees what it means for these.
+        let mut uses = lock(&self.uses);
         let is_new = if self.is_ready() {
             // Only this changes the log, and the index is locked.
             let views = self.log().views_of(&changes);
@@ -112,6 +115,7 @@ impl ClusterState {
             self.log().start(changes);
             true
         };
+        self.decide_uses(&index, &mut uses);
         Some(Commit { revision: self.log().revision(), is_new, trigger, kind_versions })
     }
 

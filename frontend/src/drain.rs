@@ -17,6 +17,7 @@ use runtime::Shutdown;
 use tokio::time::{sleep, timeout};
 
 use crate::{
+    cluster::UseQuestion,
     context::FrontendContext,
     object::ObjectName,
     streams::{Fleet, MAX_LISTED, StreamStatus},
@@ -34,11 +35,9 @@ const FAILURES_INTERVAL: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(crate) struct Drain<'a> {
     context: &'a FrontendContext,
-    addresses: Vec<IpAddr>,
+    question: UseQuestion<'a>,
     /// The Services that had one of the addresses since the question.
     services: BTreeSet<ObjectName>,
-    /// The first revision since which no pool has one of them.
-    unused_since: Option<Revision>,
     entry: WaitingEntry<'a>,
 }
 
@@ -68,7 +67,7 @@ pub(crate) struct NodesBehind {
 impl<'a> Drain<'a> {
     pub(crate) fn new(context: &'a FrontendContext, addresses: Vec<IpAddr>) -> Self {
         let entry = context.drains.enter(addresses.clone());
-        Self { context, addresses, services: BTreeSet::new(), unused_since: None, entry }
+        Self { context, question: context.cluster.ask_use(addresses), services: BTreeSet::new(), entry }
     }
 
     /// Waits until the pod is drained, at most for this time.
@@ -97,26 +96,26 @@ impl<'a> Drain<'a> {
     }
 
     fn state(&mut self) -> DrainState {
-        let used = self.context.cluster.use_of(&self.addresses);
+        let used = self.question.answer();
         self.services.extend(used.services.iter().cloned());
-        let Some(revision) = used.revision.filter(|_| !used.is_used) else {
-            self.unused_since = None;
-            return if self.services.is_empty() { DrainState::Unknown } else { DrainState::InUse };
-        };
         if self.services.is_empty() {
             return DrainState::Unknown;
         }
-        let since = *self.unused_since.get_or_insert(revision);
+        let Some(since) = used.unused_since else { return DrainState::InUse };
         let is_behind = self.context.streams.with(|fleet| {
             fleet.behind(since).any(is_waited_for)
                 || fleet.failing_backends(MAX_LAG).any(|status| is_waited_for(status) && fails(status, &self.services))
         });
-        if is_behind { DrainState::Behind(since) } else { DrainState::Drained }
+        if is_behind {
+            return DrainState::Behind(since);
+        }
+        // What nodes have programmed may be newer than the commit of the answer.
+        if self.question.answer().unused_since == Some(since) { DrainState::Drained } else { DrainState::InUse }
     }
 
     fn report(mut self) -> DrainReport {
         let state = self.state();
-        let since = self.unused_since.filter(|_| state == DrainState::Drained);
+        let since = self.question.answer().unused_since.filter(|_| state == DrainState::Drained);
         let services = mem::take(&mut self.services);
         self.context.streams.with(|fleet| {
             let mut connected = fleet.connected;
@@ -166,4 +165,127 @@ fn is_waited_for(status: &StreamStatus) -> bool {
 /// Whether a node reports that it could not program one of the Services.
 fn fails(status: &StreamStatus, services: &BTreeSet<ObjectName>) -> bool {
     !status.failing_services.is_disjoint(services)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        Config,
+        object::{ClusterObject, ObjectKind, SliceEndpoint, SourceUpdate},
+        testing::{endpoint, initial, ip, put, service, slice},
+    };
+
+    use super::*;
+
+    /// A slice of a Service with these pods; those that end are negative.
+    fn pods(name: &str, service: &str, pods: &[i8]) -> SourceUpdate {
+        let endpoints = pods.iter().map(|pod| {
+            let address = format!("10.0.0.{}", pod.unsigned_abs());
+            SliceEndpoint { ready: *pod > 0, terminating: *pod < 0, ..endpoint(&address, "node-9") }
+        });
+        put(slice(name, service, endpoints.collect()))
+    }
+
+    /// The Services `web` and `api` with pod 1, which ends, and a third one without it.
+    fn context() -> FrontendContext {
+        let context = FrontendContext::new(Config::default());
+        let services = [("web", "10.96.0.1"), ("api", "10.96.0.2"), ("other", "10.96.0.3")];
+        let services = services.map(|(name, ip)| ClusterObject::from(service(name, ip)));
+        initial(services).into_iter().for_each(|update| context.cluster.index().apply(update));
+        apply(&context, pods("x", "web", &[-1, 2]));
+        apply(&context, pods("y", "api", &[-1, 2]));
+        apply(&context, pods("z", "other", &[7]));
+        commit(&context);
+        context
+    }
+
+    fn apply(context: &FrontendContext, update: SourceUpdate) {
+        context.cluster.index().apply(update);
+    }
+
+    fn commit(context: &FrontendContext) -> Revision {
+        let commit = context.cluster.commit(|_| ()).unwrap();
+        context.cluster.publish(commit.revision, commit.kind_versions);
+        commit.revision
+    }
+
+    /// A question about pod 1.
+    fn ask(context: &FrontendContext) -> Drain<'_> {
+        Drain::new(context, vec![ip("10.0.0.1")])
+    }
+
+    /// The revision since which a pod is drained.
+    fn drained_since(drain: &mut Drain<'_>) -> Revision {
+        assert_eq!(drain.state(), DrainState::Drained);
+        drain.question.answer().unused_since.unwrap()
+    }
+
+    /// The attack: a tenant changes its own Services all the time.
+    #[test]
+    fn question_is_answered_while_others_change_without_a_pause() {
+        let context = context();
+        apply(&context, pods("z", "other", &[8]));
+        let mut drain = ask(&context);
+        assert_eq!(drain.state(), DrainState::InUse, "what has changed may have had the address");
+        let since = commit(&context);
+        for pod in [9, 10, 11] {
+            apply(&context, pods("z", "other", &[pod]));
+            assert!(context.cluster.index().is_dirty());
+            assert_eq!(drained_since(&mut drain), since);
+            // The next question continues this one.
+            drain = ask(&context);
+            commit(&context);
+        }
+    }
+
+    #[test]
+    fn pod_that_a_pool_has_again_is_in_use_while_others_change() {
+        let context = context();
+        let mut drain = ask(&context);
+        let since = drained_since(&mut drain);
+        apply(&context, pods("x", "web", &[-1]));
+        assert_eq!(drained_since(&mut drain), since, "no node knows that yet");
+        commit(&context);
+        apply(&context, pods("z", "other", &[8]));
+        assert_eq!(drain.state(), DrainState::InUse);
+        apply(&context, pods("x", "web", &[-1, 3]));
+        assert_eq!(drain.state(), DrainState::InUse);
+        let revision = commit(&context);
+        apply(&context, pods("z", "other", &[9]));
+        assert!(revision > since);
+        assert_eq!(drained_since(&mut drain), revision);
+    }
+
+    /// A node may have programmed a revision in which a pool has the address, and no later one.
+    #[test]
+    fn commits_about_the_pod_that_no_look_has_seen_begin_the_wait_again() {
+        for (change, back) in [
+            (pods("x", "web", &[-1]), pods("x", "web", &[-1, 2])),
+            (pods("z", "other", &[-1]), pods("z", "other", &[7])),
+        ] {
+            let context = context();
+            let mut drain = ask(&context);
+            let since = drained_since(&mut drain);
+            apply(&context, change.clone());
+            commit(&context);
+            apply(&context, back);
+            let revision = commit(&context);
+            assert!(revision > since);
+            assert_eq!(drained_since(&mut drain), revision, "{change:?}");
+        }
+    }
+
+    #[test]
+    fn slice_of_another_service_that_drops_the_address_is_waited_for() {
+        let context = context();
+        apply(&context, pods("z", "other", &[-1]));
+        commit(&context);
+        let mut drain = ask(&context);
+        apply(&context, SourceUpdate::Delete(ObjectKind::EndpointSlice, ObjectName::new("ns", "z")));
+        for drain in [&mut drain, &mut Drain::new(&context, vec![ip("10.0.0.1"), ip("fd00::1")])] {
+            assert_eq!(drain.state(), DrainState::InUse);
+        }
+        let revision = commit(&context);
+        assert_eq!(drained_since(&mut drain), revision);
+    }
 }

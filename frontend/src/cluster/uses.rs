@@ -1,13 +1,16 @@
-//! How the addresses of a pod are used: decided once for each commit, however many questions there are about them.
+//! How the addresses of pods that drains ask about are used: decided once for each commit, however many questions there
+//! are, while the index has nothing that the log lacks. So it does not matter how often others change their objects.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     net::IpAddr,
     sync::Arc,
+    time::Duration,
 };
 
 use proto::model::Revision;
 use runtime::lock;
+use tokio::time::Instant;
 
 use super::ClusterState;
 use crate::{
@@ -16,99 +19,135 @@ use crate::{
     view::ServicePortView,
 };
 
-/// How many decisions are kept: more than pods end at the same time.
-const MAX_USES: usize = 1024;
+/// For how long addresses are decided about after the last question: the next one continues it.
+const PAUSE: Duration = Duration::from_secs(10);
+/// The most addresses that are decided about without a question.
+const MAX_KEPT: usize = 1024;
 /// How many pods the slices may name at one address: that which has it, and one that had it before. Every tenant can
 /// name others.
 const MAX_PODS: usize = 4;
 
-/// How addresses of a pod are used.
+/// How addresses of a pod are used, as of the last commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AddressUse {
     /// The Services that have the first one in an EndpointSlice, or another one of the same pod.
     pub(crate) services: BTreeSet<ObjectName>,
-    /// Whether an entry is not terminating, or an address is in a pool.
-    pub(crate) is_used: bool,
-    /// The revision in which that is so; `None`: there are changes without a revision yet.
-    pub(crate) revision: Option<Revision>,
+    /// The first revision since which all entries are terminating, and no pool has an address. `None`: they are in use,
+    /// or it is not known before the next commit.
+    pub(crate) unused_since: Option<Revision>,
 }
 
-/// The decisions since a commit.
+/// The addresses that drains ask about.
 #[derive(Debug, Default)]
-pub(super) struct UsesOfCommit {
-    commit: u64,
-    uses: HashMap<Vec<IpAddr>, Arc<AddressUse>>,
+pub(super) struct AddressUses {
+    asked: HashMap<Vec<IpAddr>, AskedAddresses>,
     #[cfg(test)]
     decisions: usize,
+}
+
+#[derive(Debug)]
+struct AskedAddresses {
+    used: Arc<AddressUse>,
+    questions: usize,
+    /// When the last question ended; without meaning while there is one.
+    ended: Instant,
+}
+
+/// A question how addresses are used, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct UseQuestion<'a> {
+    cluster: &'a ClusterState,
+    addresses: Vec<IpAddr>,
 }
 
 /// An entry of an EndpointSlice, with its Service.
 type PodEntry<'a> = (ObjectName, &'a SliceEndpoint);
 
 impl ClusterState {
-    /// How addresses of a pod are used now.
-    pub(crate) fn use_of(&self, addresses: &[IpAddr]) -> Arc<AddressUse> {
-        let commit = *self.commits.borrow();
-        let known = lock(&self.uses).of_commit(commit).get(addresses).cloned();
-        if let Some(used) = known {
-            let is_current = self.is_current(&self.index());
-            return if is_current { used } else { Arc::new(AddressUse { revision: None, ..(*used).clone() }) };
+    /// Asks how addresses of a pod are used. A first question waits for the next commit if anything has changed since
+    /// the last one.
+    pub(crate) fn ask_use(&self, addresses: Vec<IpAddr>) -> UseQuestion<'_> {
+        let index = self.index();
+        let mut uses = lock(&self.uses);
+        if let Some(asked) = uses.asked.get_mut(&addresses) {
+            asked.questions += 1;
+        } else {
+            let mut used = self.decide_use(&index, &addresses, None);
+            if index.is_dirty() || !self.is_ready() {
+                used.unused_since = None;
+            }
+            let asked = AskedAddresses { used: Arc::new(used), questions: 1, ended: Instant::now() };
+            uses.asked.insert(addresses.clone(), asked);
+            uses.count_decision();
         }
-        // The lock is not held: others decide the same.
-        let used = Arc::new(self.decide_use(addresses));
-        let mut known = lock(&self.uses);
-        #[cfg(test)]
-        {
-            known.decisions += 1;
+        UseQuestion { cluster: self, addresses }
+    }
+
+    /// Decides again after a commit. The index is still locked, so that it has nothing that the log lacks.
+    pub(super) fn decide_uses(&self, index: &Index, uses: &mut AddressUses) {
+        let now = Instant::now();
+        uses.asked.retain(|_, asked| asked.questions > 0 || now - asked.ended < PAUSE);
+        for (addresses, asked) in &mut uses.asked {
+            let used = self.decide_use(index, addresses, asked.used.unused_since);
+            if *asked.used != used {
+                asked.used = Arc::new(used);
+            }
         }
-        let uses = known.of_commit(commit);
-        if used.revision.is_some() && uses.len() < MAX_USES {
-            uses.insert(addresses.to_vec(), used.clone());
-        }
-        used
+        (0..uses.asked.len()).for_each(|_| uses.count_decision());
+    }
+
+    /// `before`: since when they were unused before this commit.
+    fn decide_use(&self, index: &Index, addresses: &[IpAddr], before: Option<Revision>) -> AddressUse {
+        let entries = entries_of_pod(index, addresses);
+        let services: BTreeSet<_> = entries.iter().map(|(service, _)| service.clone()).collect();
+        // Of too many pods not all addresses are known.
+        let is_ambiguous = pods_of(&entries).len() > MAX_PODS;
+        let of_pod: BTreeSet<_> = entries.iter().map(|(_, endpoint)| endpoint.address).collect();
+        let may_use = |view: &Arc<ServicePortView>| of_pod.iter().any(|address| view.may_use(*address));
+        // Sessions need the log for each commit: it is not locked for all service ports together.
+        let is_used = is_ambiguous
+            || entries.iter().any(|(_, endpoint)| !endpoint.terminating)
+            || services
+                .iter()
+                .flat_map(|service| index.keys_of(service))
+                .any(|key| self.log().view(&key).is_some_and(may_use));
+        let unused_since = (!is_used).then(|| before.unwrap_or_else(|| self.log().revision()));
+        AddressUse { services, unused_since }
     }
 
     #[cfg(test)]
     pub(crate) fn use_decisions(&self) -> usize {
         lock(&self.uses).decisions
     }
+}
 
-    fn decide_use(&self, addresses: &[IpAddr]) -> AddressUse {
-        let (mut used, of_pod, keys) = {
-            let index = self.index();
-            let entries = entries_of_pod(&index, addresses);
-            let services: BTreeSet<_> = entries.iter().map(|(service, _)| service.clone()).collect();
-            // Of too many pods not all addresses are known.
-            let is_ambiguous = pods_of(&entries).len() > MAX_PODS;
-            let is_used = is_ambiguous || entries.iter().any(|(_, endpoint)| !endpoint.terminating);
-            let of_pod: BTreeSet<_> = entries.iter().map(|(_, endpoint)| endpoint.address).collect();
-            if !self.is_current(&index) {
-                return AddressUse { services, is_used, revision: None };
-            }
-            let keys: Vec<_> = services.iter().flat_map(|service| index.keys_of(service)).collect();
-            (AddressUse { services, is_used, revision: None }, of_pod, keys)
-        };
-        let may_use = |view: &Arc<ServicePortView>| of_pod.iter().any(|address| view.may_use(*address));
-        // Sessions need the log for each commit: it is not locked for all service ports together.
-        used.is_used = used.is_used || keys.iter().any(|key| self.log().view(key).is_some_and(may_use));
-        used.revision = Some(self.log().revision());
-        used
-    }
-
-    /// Whether the log has everything that the index has.
-    fn is_current(&self, index: &Index) -> bool {
-        self.is_ready() && !index.is_dirty()
+impl AddressUses {
+    fn count_decision(&mut self) {
+        #[cfg(test)]
+        {
+            self.decisions += 1;
+        }
     }
 }
 
-impl UsesOfCommit {
-    /// Forgets those of other commits.
-    fn of_commit(&mut self, commit: u64) -> &mut HashMap<Vec<IpAddr>, Arc<AddressUse>> {
-        if self.commit != commit {
-            self.commit = commit;
-            self.uses.clear();
+impl UseQuestion<'_> {
+    /// How they are used as of the last commit. While a commit is under way, this waits for what it changes.
+    pub(crate) fn answer(&self) -> Arc<AddressUse> {
+        lock(&self.cluster.uses).asked.get(&self.addresses).map(|asked| asked.used.clone()).unwrap_or_default()
+    }
+}
+
+impl Drop for UseQuestion<'_> {
+    fn drop(&mut self) {
+        let mut uses = lock(&self.cluster.uses);
+        let is_full = uses.asked.len() >= MAX_KEPT;
+        if let Some(asked) = uses.asked.get_mut(&self.addresses) {
+            asked.questions -= 1;
+            asked.ended = Instant::now();
+            if asked.questions == 0 && is_full {
+                uses.asked.remove(&self.addresses);
+            }
         }
-        &mut self.uses
     }
 }
 
