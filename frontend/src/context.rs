@@ -47,6 +47,8 @@ pub(crate) struct FrontendContext {
     session_errors: Mutex<CountedLog<Identity>>,
     /// By client, and whether it was right after a snapshot: wrong digests.
     mismatches: Mutex<CountedLog<(Identity, bool)>>,
+    /// By client, and whether it was rolled back: newer source versions than this frontend has.
+    newer_versions: Mutex<CountedLog<(Identity, bool)>>,
 }
 
 /// The most problems that are listed: a response has 16 MiB.
@@ -73,6 +75,7 @@ impl FrontendContext {
             started,
             session_errors: Mutex::default(),
             mismatches: Mutex::default(),
+            newer_versions: Mutex::default(),
             config,
         }
     }
@@ -86,6 +89,12 @@ impl FrontendContext {
     /// Counts a wrong digest, as [`Self::count_session_error`] does; rejected clients do not take its lines.
     pub(crate) fn count_mismatch(&self, client: &Identity, is_after_snapshot: bool) -> Option<u64> {
         lock(&self.mismatches).record((client.clone(), is_after_snapshot))
+    }
+
+    /// Counts a newer source version than this frontend has, as [`Self::count_session_error`] does; neither takes the
+    /// lines of the other, nor those about wrong digests.
+    pub(crate) fn count_newer_version(&self, client: &Identity, is_rolled_back: bool) -> Option<u64> {
+        lock(&self.newer_versions).record((client.clone(), is_rolled_back))
     }
 
     /// All problems, up to about [`MAX_PROBLEMS`]: of the TLS files first, then missing Nodes and Nodes that have lost

@@ -216,7 +216,7 @@ async fn serve(
     };
     before_welcome(ready, input, output).await?;
     if hello.resume.is_none_or(|(epoch, _)| epoch != context.cluster.epoch) {
-        catch_up(context, &hello, input, output).await?;
+        catch_up(context, &identity.counted_as(&hello.node), &hello, input, output).await?;
     }
     let mut session = Session::start(context.clone(), identity, hello, permit, output).await?;
     // One timer and one listener for the whole stream: creating them for each message would cost more than the message.
@@ -250,9 +250,11 @@ async fn serve(
 
 /// Waits until this frontend has at least the client's source version, also of each kind. Meanwhile a client with
 /// several frontends to choose from, which receives nothing here, connects to another one. After a timeout the client
-/// is served what there is: the API may have been restored from a backup.
+/// is served what there is: the API may have been restored from a backup. A client can claim any version as often as it
+/// likes: log lines about it are counted.
 async fn catch_up(
     context: &FrontendContext,
+    client: &Identity,
     hello: &Hello,
     input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
     output: &MessageSink,
@@ -267,10 +269,11 @@ async fn catch_up(
         return Ok(());
     }
     let older: Vec<_> = kinds.older_kinds(client_kinds).collect();
-    info!(
-        %client_version, %version, ?older,
-        "client has a newer source version than this frontend, waiting to catch up"
-    );
+    let text = "client has a newer source version than this frontend, waiting to catch up";
+    match context.count_newer_version(client, false) {
+        Some(count) => info!(%client_version, %version, ?older, count, "{text}"),
+        None => debug!(%client_version, %version, ?older, "{text}"),
+    }
     let caught_up = versions.wait_for(|versions| !is_behind(*versions));
     let caught_up = async {
         if let Ok(caught_up) = timeout(context.config.catch_up_timeout, caught_up).await {
@@ -280,10 +283,11 @@ async fn catch_up(
         if hello.role == Role::Backend {
             context.streams.rolled_back(&hello.node);
         }
-        warn!(
-            %client_version, %version, ?older,
-            "did not catch up in time, rolling the client back to an older version"
-        );
+        let text = "did not catch up in time, rolling the client back to an older version";
+        match context.count_newer_version(client, true) {
+            Some(count) => warn!(%client_version, %version, ?older, count, "{text}"),
+            None => debug!(%client_version, %version, ?older, "{text}"),
+        }
         Ok(())
     };
     before_welcome(caught_up, input, output).await

@@ -215,6 +215,26 @@ async fn wrong_digests_take_few_log_lines() {
     assert_eq!(fixture.frontend.context.metrics.mismatches.get(), 1_006, "all are counted");
 }
 
+/// A node reconnects in one role after the other, and its streams are served.
+#[tokio::test(start_paused = true)]
+async fn newer_source_versions_take_few_log_lines() {
+    let fixture = Fixture::of(small()).await;
+    let confirmed = VersionProgress::Confirmed(SourceVersion(100));
+    fixture.update(SourceUpdate::Progress(ObjectKind::Node, confirmed)).await;
+    fixture.committed().await;
+    let (warnings, _guard) = Warnings::capture();
+    for _ in 0..50 {
+        for role in [Role::Backend, Role::Observer] {
+            let hello = Hello { role, source_version: SourceVersion(1 << 62), ..hello("node-0") };
+            let mut client = fixture.connect(hello).await;
+            client.welcome().await;
+            client.disconnects().await.unwrap();
+        }
+    }
+    assert_eq!(fixture.frontend.context.metrics.rollbacks.get(), 100, "all are counted");
+    assert!((1..=8).contains(&warnings.count()), "{} lines", warnings.count());
+}
+
 #[tokio::test(start_paused = true)]
 async fn client_without_digests_is_sent_a_snapshot() {
     let config = Config { history: HistoryLimits { entries: 1, bytes: 1 << 20 }, ..Config::default() };
