@@ -33,8 +33,8 @@ use crate::{
 pub struct VirtualServer {
     /// Its protocol.
     pub protocol: Protocol,
-    /// The packets that it receives: those to a VIP and its port, or to an address of the node and a node port; or those
-    /// with a mark, which our sets give them.
+    /// The packets that it receives: those to a VIP and its port, or to an address of the node and a node port; or
+    /// those with a mark, which our sets give them.
     pub at: VirtualServerKey,
     /// The VIPs in our sets that lead to it; empty for a virtual server at an address.
     pub vips: BTreeSet<Vip>,

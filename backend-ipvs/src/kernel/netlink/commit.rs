@@ -75,8 +75,8 @@ impl Worker {
     }
 
     /// Executes commands, and returns those that were rejected. A rejected command is retried in another form, if there
-    /// is one. `degraded` is called with a virtual server that gets the fallback scheduler, because the kernel lacks its
-    /// own.
+    /// is one. `degraded` is called with a virtual server that gets the fallback scheduler, because the kernel lacks
+    /// its own.
     fn execute(
         &mut self,
         commands: Vec<IpvsCommand>,
