@@ -17,7 +17,7 @@ mod follow;
 mod program;
 mod reporter;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use proto::model::{Epoch, Revision, ServicePortFailure, ServicePortKey};
 use tokio::time::Instant;
@@ -69,6 +69,8 @@ pub(crate) struct Programmed {
     complete: Position,
     /// The service ports that a large change has not reached yet.
     unfinished: BTreeSet<ServicePortKey>,
+    /// The namespaces of the service ports that lack something of it; empty if there are many.
+    unfinished_namespaces: BTreeSet<Arc<str>>,
     /// The service ports that cannot be programmed, and the health-check node ports that are not served.
     failures: Vec<ServicePortFailure>,
     /// Which VIPs are not served as a whole, for people: at most one text for each IP family.

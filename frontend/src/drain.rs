@@ -103,7 +103,7 @@ impl<'a> Drain<'a> {
         }
         let Some(since) = used.unused_since else { return DrainState::InUse };
         let is_behind = self.context.streams.with(|fleet| {
-            fleet.behind(since).any(is_waited_for)
+            behind(fleet, since, &self.services).any(is_waited_for)
                 || fleet.failing_backends(MAX_LAG).any(|status| is_waited_for(status) && fails(status, &self.services))
         });
         if is_behind {
@@ -154,7 +154,16 @@ impl NodesBehind {
 /// a pod that is drained make no progress.
 fn unprogrammed<'a>(fleet: &'a Fleet, revision: Revision, services: &BTreeSet<ObjectName>) -> BTreeSet<&'a Arc<str>> {
     let failing = fleet.failing_backends(Duration::MAX).filter(|status| fails(status, services));
-    fleet.behind(revision).chain(failing).map(|status| &status.node).collect()
+    behind(fleet, revision, services).chain(failing).map(|status| &status.node).collect()
+}
+
+/// The nodes that have not programmed the revision, or not for these Services.
+fn behind<'a>(
+    fleet: &'a Fleet,
+    revision: Revision,
+    services: &BTreeSet<ObjectName>,
+) -> impl Iterator<Item = &'a StreamStatus> {
+    fleet.behind(revision).filter(move |status| !status.has_programmed_for(services, revision))
 }
 
 /// Whether a node that has not programmed a revision makes progress.

@@ -53,6 +53,8 @@ pub(crate) struct StreamStatus {
     pub(crate) acked: Revision,
     /// The revision that is programmed on the node: nothing that concerns the node is missing up to it. 0 when unknown.
     pub(crate) programmed: Revision,
+    /// What is programmed beyond that.
+    pub(crate) partly: PartlyProgrammed,
     /// Since when the client has had something to acknowledge; `None` when it has acknowledged everything.
     pub(crate) pending_since: Option<Instant>,
     /// Since when the client has owed an answer, without any that helps; `None` when it owes none.
@@ -67,6 +69,14 @@ pub(crate) struct StreamStatus {
     pub(crate) failing_services: Arc<BTreeSet<ObjectName>>,
     /// Which VIPs are not served as a whole on the node.
     pub(crate) degraded: Vec<String>,
+}
+
+/// A revision of which everything is programmed on a node, except for Services of a few namespaces.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PartlyProgrammed {
+    pub(crate) revision: Revision,
+    /// Empty if they are not known.
+    pub(crate) unfinished_namespaces: BTreeSet<Arc<str>>,
 }
 
 #[derive(Debug, Default)]
@@ -133,6 +143,13 @@ impl StreamStatus {
         self.pending_since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
+    /// Whether a revision is programmed for these Services, although it is not for others.
+    pub(crate) fn has_programmed_for(&self, services: &BTreeSet<ObjectName>, revision: Revision) -> bool {
+        let PartlyProgrammed { revision: partly, unfinished_namespaces } = &self.partly;
+        let is_finished = |service: &ObjectName| !unfinished_namespaces.contains(&service.namespace);
+        *partly >= revision && !unfinished_namespaces.is_empty() && services.iter().all(is_finished)
+    }
+
     /// Whether the client makes no progress: its node is like one that is not connected.
     pub(crate) fn is_stalled(&self) -> bool {
         self.unanswered_since.is_some_and(|since| since.elapsed() >= STALLED)
@@ -153,6 +170,7 @@ impl Streams {
             mode,
             acked: Revision(0),
             programmed: Revision(0),
+            partly: PartlyProgrammed::default(),
             pending_since: Some(Instant::now()),
             unanswered_since: Some(Instant::now()),
             apply_time: Duration::ZERO,

@@ -149,9 +149,13 @@ impl Acks {
 
 impl Received {
     fn ack(&self, programmed: &Programmed, failures: Vec<ServicePortFailure>) -> Ack {
+        let received = self.position.revision;
+        let programmed_revision = self.programmed(programmed.complete);
+        let is_finished = programmed_revision == received;
         Ack {
-            received: self.position.revision,
-            programmed: self.programmed(programmed.complete),
+            received,
+            programmed: programmed_revision,
+            unfinished_namespaces: if is_finished { BTreeSet::new() } else { programmed.unfinished_namespaces.clone() },
             digest: Some(self.digest),
             apply_time: self.at.elapsed(),
             failures,

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use proto::{
-    model::{NodeInfo, ServicePortFailure, ServicePortKey},
+    model::{Ack, NodeInfo, ServicePortFailure, ServicePortKey},
     state::ServicePortChange,
 };
 use runtime::{Backoff, Shutdown};
@@ -361,11 +361,13 @@ impl<B: Backend> Programmer<B> {
             self.flows.record(PendingFlows::confirmed);
         }
         let degraded = describe_unserved(&self.reporter.progress.borrow());
+        let unfinished_namespaces = few_namespaces(unfinished.keys());
         self.programmed.send_modify(|programmed| {
             programmed.number = current.number;
             programmed.complete = complete.complete;
             programmed.failures = failures;
             programmed.degraded = degraded;
+            programmed.unfinished_namespaces = unfinished_namespaces;
             if let Some(report) = report {
                 programmed.unfinished = report.unfinished.unwrap_or_default();
             }
@@ -382,10 +384,31 @@ impl<B: Backend> Programmer<B> {
     }
 }
 
+/// The namespaces of service ports in ascending order; none if an Ack does not name so many.
+fn few_namespaces<'a>(keys: impl Iterator<Item = &'a ServicePortKey>) -> BTreeSet<Arc<str>> {
+    let mut namespaces = BTreeSet::new();
+    for key in keys {
+        if !namespaces.contains(&key.namespace) {
+            if namespaces.len() == Ack::MAX_UNFINISHED_NAMESPACES {
+                return BTreeSet::new();
+            }
+            namespaces.insert(key.namespace.clone());
+        }
+    }
+    namespaces
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::{FakeBackend, FakeKernel, mk_key, mk_state};
+
+    #[test]
+    fn many_namespaces_are_not_named() {
+        let keys = |count| (0..count).map(|n| mk_key(&format!("ns-{n:02}/web"))).collect::<Vec<_>>();
+        assert_eq!(few_namespaces([keys(16), keys(16)].concat().iter()).len(), 16);
+        assert_eq!(few_namespaces(keys(17).iter()), BTreeSet::new());
+    }
 
     /// Programs a target, of which the kernel takes one service port with each call.
     async fn programmer(kernel: &FakeKernel, state: NodeState, is_confirmed: bool) -> Programmer<FakeBackend> {

@@ -21,7 +21,7 @@ use crate::{
     identity::Identity,
     log::{CHUNK_BYTES, NodeUpdate},
     object::ObjectName,
-    streams::StreamGuard,
+    streams::{PartlyProgrammed, StreamGuard},
 };
 
 use super::{
@@ -92,6 +92,8 @@ pub(super) struct Session<'a> {
     committed_at: Option<Instant>,
     /// The newest revision that the client has programmed, according to its last Ack.
     programmed: Revision,
+    /// What it has programmed beyond that, according to its last Ack.
+    partly: PartlyProgrammed,
     /// Once the client has programmed this one, it has had everything: the first that was sent on this stream, or since
     /// a mismatch. `None`: none was sent, so that a mismatch that is not repaired keeps the node from counting as
     /// programmed.
@@ -170,6 +172,7 @@ impl<'a> Session<'a> {
             freshness_told: Instant::now(),
             committed_at: None,
             programmed: NO_REVISION,
+            partly: PartlyProgrammed::default(),
             first: None,
         };
         let kind_versions = *session.context.cluster.kind_versions().borrow();
@@ -255,7 +258,7 @@ impl<'a> Session<'a> {
     }
 
     async fn on_ack(&mut self, ack: Ack) -> Result<(), SessionEnd> {
-        let Ack { received, programmed, digest, apply_time, failures, degraded } = ack;
+        let Ack { received, programmed, digest, apply_time, failures, degraded, unfinished_namespaces } = ack;
         let may_be_repeat = self.may_be_repeat(received, digest);
         let expected = match self.awaiting {
             Awaiting::Ack(expected) if received == self.sent && !may_be_repeat => Some(expected),
@@ -272,6 +275,7 @@ impl<'a> Session<'a> {
         };
         self.acked = received;
         self.programmed = programmed;
+        self.partly = PartlyProgrammed { revision: received, unfinished_namespaces };
         // The lock of all streams is held only to exchange the failures.
         let (failures, degraded) = (Arc::<[_]>::from(truncated_failures(failures)), truncated_degraded(degraded));
         let failing_services = Arc::new(failing_services(&failures));
@@ -523,11 +527,16 @@ impl<'a> Session<'a> {
                 self.context.metrics.acks.observe(committed_at.elapsed().as_secs_f64());
             }
             let cursor = self.cursor;
-            return self.status.update(|status| (status.programmed, status.pending_since) = (cursor, None));
+            return self.status.update(|status| {
+                (status.programmed, status.pending_since) = (cursor, None);
+                status.partly = PartlyProgrammed::default();
+            });
         }
         let since = self.context.cluster.log().changed_since(programmed);
         let had_everything = self.first.is_some_and(|first| programmed >= first);
+        let partly = self.first.filter(|first| self.acked >= *first).map(|_| self.partly.clone());
         self.status.update(|status| {
+            status.partly = partly.unwrap_or_default();
             if had_everything && programmed > status.programmed {
                 status.programmed = programmed;
                 status.pending_since = since.or(status.pending_since);

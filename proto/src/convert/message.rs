@@ -102,7 +102,8 @@ impl From<&ClientMessage> for v1::ClientMessage {
         use v1::client_message::Message;
         let message = match message {
             ClientMessage::Hello(hello) => Message::Hello(hello.into()),
-            ClientMessage::Ack(Ack { received, programmed, digest, apply_time, failures, degraded }) => {
+            ClientMessage::Ack(ack) => {
+                let Ack { received, programmed, digest, apply_time, failures, degraded, unfinished_namespaces } = ack;
                 Message::Ack(v1::Ack {
                     received: received.0,
                     digest: digest.map_or(0, |digest| digest.0),
@@ -110,6 +111,7 @@ impl From<&ClientMessage> for v1::ClientMessage {
                     failures: failures.iter().map(Into::into).collect(),
                     programmed: programmed.0,
                     degraded: degraded.clone(),
+                    unfinished_namespaces: unfinished_namespaces.iter().map(ToString::to_string).collect(),
                 })
             }
             ClientMessage::DigestResponse(revision, digests) => {
@@ -131,6 +133,10 @@ impl TryFrom<v1::ClientMessage> for ClientMessage {
                 let reason = format!("is {}, but only {} is received", ack.programmed, ack.received);
                 return Err(InvalidMessage::new("ack.programmed", reason));
             }
+            Message::Ack(ack) if ack.unfinished_namespaces.len() > Ack::MAX_UNFINISHED_NAMESPACES => {
+                let reason = format!("has more than {} names", Ack::MAX_UNFINISHED_NAMESPACES);
+                return Err(InvalidMessage::new("ack.unfinished_namespaces", reason));
+            }
             Message::Ack(ack) => Self::Ack(Ack {
                 received: Revision(ack.received),
                 programmed: Revision(ack.programmed),
@@ -138,6 +144,7 @@ impl TryFrom<v1::ClientMessage> for ClientMessage {
                 apply_time: Duration::from_micros(ack.apply_micros),
                 failures: each(ack.failures, "ack.failures")?,
                 degraded: ack.degraded,
+                unfinished_namespaces: ack.unfinished_namespaces.into_iter().map(Into::into).collect(),
             }),
             Message::DigestResponse(response) => Self::DigestResponse(
                 Revision(response.revision),

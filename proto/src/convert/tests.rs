@@ -226,6 +226,7 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
                 apply_time: Duration::from_micros(micros),
                 failures,
                 degraded: Vec::new(),
+                unfinished_namespaces: ["shop".into()].into(),
             })
         });
     prop_oneof![

@@ -2,6 +2,7 @@
 
 use std::{
     cmp::Ordering,
+    collections::BTreeSet,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -143,14 +144,28 @@ pub struct Ack {
     pub failures: Vec<ServicePortFailure>,
     /// Which VIPs are not served as a whole, for people: an IP family that has VIPs and that the kernel cannot program.
     pub degraded: Vec<String>,
+    /// The namespaces of the service ports of which something up to `received` is not in the kernel, at most
+    /// [`Ack::MAX_UNFINISHED_NAMESPACES`]; empty if that is not known, or if everything is programmed.
+    pub unfinished_namespaces: BTreeSet<Arc<str>>,
 }
 
 impl Ack {
+    /// The most namespaces with unfinished service ports that an Ack names.
+    pub const MAX_UNFINISHED_NAMESPACES: usize = 16;
+
     /// Of a client on whose node everything is programmed.
     #[must_use]
     pub const fn complete(revision: Revision, digest: Option<Digest>) -> Self {
         let (received, programmed) = (revision, revision);
-        Self { received, programmed, digest, apply_time: Duration::ZERO, failures: Vec::new(), degraded: Vec::new() }
+        Self {
+            received,
+            programmed,
+            digest,
+            apply_time: Duration::ZERO,
+            failures: Vec::new(),
+            degraded: Vec::new(),
+            unfinished_namespaces: BTreeSet::new(),
+        }
     }
 }
 

@@ -76,6 +76,11 @@ pub struct Ack {
     /// of 512 bytes.
     #[prost(string, repeated, tag = "6")]
     pub degraded: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// If `programmed` is less than `received`: the namespaces of the service ports of which something up to `received` is
+    /// not in the kernel. Everything of others is, except for the failures. At most 16; none if it is not known, or if
+    /// there are more. So the large changes of one namespace delay only its own pods that wait for the call Drained.
+    #[prost(string, repeated, tag = "7")]
+    pub unfinished_namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// A service port that the node could not program completely. Everything else of the programmed revision is.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -21,10 +21,12 @@ async fn an_unfinished_commit_is_acked_and_again_when_it_is_programmed() {
     peer.commit(1, 2, operations_between(&old, &new)).await;
     let early = peer.ack().await;
     assert_eq!((early.received, early.digest, early.programmed), (Revision(2), Some(total(&new)), Revision(1)));
+    assert_eq!(early.unfinished_namespaces, ["default".into()].into());
     let progress = fixture.progress.borrow().clone();
     assert_eq!((progress.programmed, progress.unfinished), (Some((EPOCH, Revision(1))), 3));
     let last = peer.ack().await;
     assert_eq!((last.received, last.digest, last.programmed), (Revision(2), Some(total(&new)), Revision(2)));
+    assert_eq!(last.unfinished_namespaces, BTreeSet::new());
     let progress = fixture.progress.borrow().clone();
     assert_eq!((progress.programmed, progress.unfinished), (Some((EPOCH, Revision(2))), 0));
     assert_eq!(fixture.kernel.service_ports(), *new.service_ports());

@@ -168,6 +168,25 @@ async fn node_that_could_not_program_the_service_is_behind() {
     }
 }
 
+/// The attack: the node is always busy with large changes of another namespace.
+#[tokio::test(start_paused = true)]
+async fn node_that_has_not_programmed_other_namespaces_is_not_waited_for() {
+    let fixture = cluster().await;
+    let mut client = fixture.joined("node-0").await;
+    let before = fixture.revision();
+    fixture.update(pods(&[-1, 2])).await;
+    client.batches().await;
+    let ack = client.ack_of(Some(client.replica.state.digests().total()), Vec::new());
+    for (unfinished, is_behind) in
+        [(vec![], true), (vec!["evil", "ns"], true), (vec!["evil"], false), (vec!["ns"], true)]
+    {
+        let unfinished_namespaces = unfinished.into_iter().map(Into::into).collect();
+        client.send(ClientMessage::Ack(Ack { programmed: before, unfinished_namespaces, ..ack.clone() })).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(matches!(state(&fixture).await, DrainState::Behind(_)), is_behind);
+    }
+}
+
 /// A tenant can have every node report as many failures as fit.
 #[tokio::test(start_paused = true)]
 async fn failures_are_neither_copied_nor_searched_under_the_lock_of_all_streams() {

@@ -361,6 +361,7 @@ impl Client {
             apply_time: Duration::from_secs(if self.fault == Fault::WrongApplyTimeUnit { 1000 } else { 0 }),
             failures: if self.fault == Fault::UnknownFailure { vec![unknown] } else { Vec::new() },
             degraded: Vec::new(),
+            unfinished_namespaces: [].into(),
         })
     }
 }
