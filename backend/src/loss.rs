@@ -188,7 +188,7 @@ impl LossGuard {
 
     /// A frontend has confirmed the committed state. Returns whether that is to be programmed now.
     pub(crate) fn confirmed(&mut self) -> bool {
-        self.continues = false;
+        self.continues &= self.confirm_at().is_some();
         self.withheld.take_if(|withheld| withheld.confirm_at.is_none()).is_some()
     }
 

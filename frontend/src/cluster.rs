@@ -103,15 +103,17 @@ impl ClusterState {
         let changes = index.take_changes();
         before(&changes);
         let (trigger, kind_versions) = (changes.oldest_trigger, changes.confirmed);
-        // Who sees the commit in the log sees what it means for these.
-        let mut uses = lock(&self.uses);
+        // Who sees the commit in the log sees what it means for the addresses that drains ask about.
+        let mut uses;
         let is_new = if self.is_ready() {
             // Only this changes the log, and the index is locked.
             let views = self.log().views_of(&changes);
             let zone_of = |node: &str| index.node(node).map_or("", |node| &*node.zone);
             let prepared = PreparedChanges::new(changes, &views, zone_of);
+            uses = lock(&self.uses);
             self.log().commit(prepared).is_some()
         } else {
+            uses = lock(&self.uses);
             self.log().start(changes);
             true
         };

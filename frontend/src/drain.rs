@@ -38,6 +38,8 @@ pub(crate) struct Drain<'a> {
     question: UseQuestion<'a>,
     /// The Services that had one of the addresses since the question.
     services: BTreeSet<ObjectName>,
+    /// At the last look: the first revision since which no pool has one.
+    unused_since: Option<Revision>,
     entry: WaitingEntry<'a>,
 }
 
@@ -67,7 +69,13 @@ pub(crate) struct NodesBehind {
 impl<'a> Drain<'a> {
     pub(crate) fn new(context: &'a FrontendContext, addresses: Vec<IpAddr>) -> Self {
         let entry = context.drains.enter(addresses.clone());
-        Self { context, question: context.cluster.ask_use(addresses), services: BTreeSet::new(), entry }
+        Self {
+            context,
+            question: context.cluster.ask_use(addresses),
+            services: BTreeSet::new(),
+            unused_since: None,
+            entry,
+        }
     }
 
     /// Waits until the pod is drained, at most for this time.
@@ -97,13 +105,14 @@ impl<'a> Drain<'a> {
 
     fn state(&mut self) -> DrainState {
         let used = self.question.answer();
+        self.unused_since = used.unused_since;
         self.services.extend(used.services.iter().cloned());
         if self.services.is_empty() {
             return DrainState::Unknown;
         }
         let Some(since) = used.unused_since else { return DrainState::InUse };
         let is_behind = self.context.streams.with(|fleet| {
-            behind(fleet, since, &self.services).any(is_waited_for)
+            behind(fleet, since, &used.namespaces).any(is_waited_for)
                 || fleet.failing_backends(MAX_LAG).any(|status| is_waited_for(status) && fails(status, &self.services))
         });
         if is_behind {
@@ -115,7 +124,7 @@ impl<'a> Drain<'a> {
 
     fn report(mut self) -> DrainReport {
         let state = self.state();
-        let since = self.question.answer().unused_since.filter(|_| state == DrainState::Drained);
+        let since = self.unused_since.filter(|_| state == DrainState::Drained);
         let services = mem::take(&mut self.services);
         self.context.streams.with(|fleet| {
             let mut connected = fleet.connected;
@@ -154,16 +163,17 @@ impl NodesBehind {
 /// a pod that is drained make no progress.
 fn unprogrammed<'a>(fleet: &'a Fleet, revision: Revision, services: &BTreeSet<ObjectName>) -> BTreeSet<&'a Arc<str>> {
     let failing = fleet.failing_backends(Duration::MAX).filter(|status| fails(status, services));
-    behind(fleet, revision, services).chain(failing).map(|status| &status.node).collect()
+    let namespaces = services.iter().map(|service| service.namespace.clone()).collect();
+    behind(fleet, revision, &namespaces).chain(failing).map(|status| &status.node).collect()
 }
 
-/// The nodes that have not programmed the revision, or not for these Services.
+/// The nodes that have not programmed the revision, or not for these namespaces.
 fn behind<'a>(
     fleet: &'a Fleet,
     revision: Revision,
-    services: &BTreeSet<ObjectName>,
+    namespaces: &BTreeSet<Arc<str>>,
 ) -> impl Iterator<Item = &'a StreamStatus> {
-    fleet.behind(revision).filter(move |status| !status.has_programmed_for(services, revision))
+    fleet.behind(revision).filter(move |status| !status.has_programmed_for(namespaces, revision))
 }
 
 /// Whether a node that has not programmed a revision makes progress.

@@ -143,11 +143,10 @@ impl StreamStatus {
         self.pending_since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// Whether a revision is programmed for these Services, although it is not for others.
-    pub(crate) fn has_programmed_for(&self, services: &BTreeSet<ObjectName>, revision: Revision) -> bool {
+    /// Whether a revision is programmed for the Services of these namespaces, although it is not for others.
+    pub(crate) fn has_programmed_for(&self, namespaces: &BTreeSet<Arc<str>>, revision: Revision) -> bool {
         let PartlyProgrammed { revision: partly, unfinished_namespaces } = &self.partly;
-        let is_finished = |service: &ObjectName| !unfinished_namespaces.contains(&service.namespace);
-        *partly >= revision && !unfinished_namespaces.is_empty() && services.iter().all(is_finished)
+        *partly >= revision && !unfinished_namespaces.is_empty() && unfinished_namespaces.is_disjoint(namespaces)
     }
 
     /// Whether the client makes no progress: its node is like one that is not connected.

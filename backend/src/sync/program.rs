@@ -361,7 +361,9 @@ impl<B: Backend> Programmer<B> {
             self.flows.record(PendingFlows::confirmed);
         }
         let degraded = describe_unserved(&self.reporter.progress.borrow());
-        let unfinished_namespaces = few_namespaces(unfinished.keys());
+        // Service ports whose loss is withheld are not among them.
+        let withholds = current.complete.number < current.number;
+        let unfinished_namespaces = if withholds { BTreeSet::new() } else { few_namespaces(unfinished.keys()) };
         self.programmed.send_modify(|programmed| {
             programmed.number = current.number;
             programmed.complete = complete.complete;

@@ -26,12 +26,16 @@ const MAX_KEPT: usize = 1024;
 /// How many pods the slices may name at one address: that which has it, and one that had it before. Every tenant can
 /// name others.
 const MAX_PODS: usize = 4;
+/// In how many service ports is looked for a pod. Every tenant can have more, and each commit looks.
+const MAX_SERVICE_PORTS: usize = 256;
 
 /// How addresses of a pod are used, as of the last commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AddressUse {
     /// The Services that have the first one in an EndpointSlice, or another one of the same pod.
     pub(crate) services: BTreeSet<ObjectName>,
+    /// The namespaces of these, and of those that have had an address since the first question.
+    pub(crate) namespaces: BTreeSet<Arc<str>>,
     /// The first revision since which all entries are terminating, and no pool has an address. `None`: they are in use,
     /// or it is not known before the next commit.
     pub(crate) unused_since: Option<Revision>,
@@ -72,7 +76,7 @@ impl ClusterState {
         if let Some(asked) = uses.asked.get_mut(&addresses) {
             asked.questions += 1;
         } else {
-            let mut used = self.decide_use(&index, &addresses, None);
+            let mut used = self.decide_use(&index, &addresses, &AddressUse::default());
             if index.is_dirty() || !self.is_ready() {
                 used.unused_since = None;
             }
@@ -88,7 +92,7 @@ impl ClusterState {
         let now = Instant::now();
         uses.asked.retain(|_, asked| asked.questions > 0 || now - asked.ended < PAUSE);
         for (addresses, asked) in &mut uses.asked {
-            let used = self.decide_use(index, addresses, asked.used.unused_since);
+            let used = self.decide_use(index, addresses, &asked.used);
             if *asked.used != used {
                 asked.used = Arc::new(used);
             }
@@ -96,23 +100,24 @@ impl ClusterState {
         (0..uses.asked.len()).for_each(|_| uses.count_decision());
     }
 
-    /// `before`: since when they were unused before this commit.
-    fn decide_use(&self, index: &Index, addresses: &[IpAddr], before: Option<Revision>) -> AddressUse {
+    /// `before`: how they were used before this commit.
+    fn decide_use(&self, index: &Index, addresses: &[IpAddr], before: &AddressUse) -> AddressUse {
         let entries = entries_of_pod(index, addresses);
         let services: BTreeSet<_> = entries.iter().map(|(service, _)| service.clone()).collect();
-        // Of too many pods not all addresses are known.
-        let is_ambiguous = pods_of(&entries).len() > MAX_PODS;
+        let of_services = services.iter().map(|service| service.namespace.clone());
+        let namespaces = before.namespaces.iter().cloned().chain(of_services).collect();
         let of_pod: BTreeSet<_> = entries.iter().map(|(_, endpoint)| endpoint.address).collect();
+        let keys = services.iter().flat_map(|service| index.keys_of(service));
+        let keys: Vec<_> = keys.take(MAX_SERVICE_PORTS + 1).collect();
+        // Of too many pods not all addresses are known.
+        let is_ambiguous = pods_of(&entries).len() > MAX_PODS || keys.len() > MAX_SERVICE_PORTS;
         let may_use = |view: &Arc<ServicePortView>| of_pod.iter().any(|address| view.may_use(*address));
         // Sessions need the log for each commit: it is not locked for all service ports together.
         let is_used = is_ambiguous
             || entries.iter().any(|(_, endpoint)| !endpoint.terminating)
-            || services
-                .iter()
-                .flat_map(|service| index.keys_of(service))
-                .any(|key| self.log().view(&key).is_some_and(may_use));
-        let unused_since = (!is_used).then(|| before.unwrap_or_else(|| self.log().revision()));
-        AddressUse { services, unused_since }
+            || keys.iter().any(|key| self.log().view(key).is_some_and(may_use));
+        let unused_since = (!is_used).then(|| before.unused_since.unwrap_or_else(|| self.log().revision()));
+        AddressUse { services, namespaces, unused_since }
     }
 
     #[cfg(test)]

@@ -386,6 +386,7 @@ impl<'a> Session<'a> {
         self.status.update(|status| {
             status.repairs += 1;
             status.programmed = NO_REVISION;
+            status.partly = PartlyProgrammed::default();
         });
         self.status.differed();
         self.first = None;

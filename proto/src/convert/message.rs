@@ -122,6 +122,14 @@ impl From<&ClientMessage> for v1::ClientMessage {
     }
 }
 
+/// The most bytes of the name of a namespace: a label of DNS.
+const MAX_NAMESPACE_BYTES: usize = 63;
+
+/// Whether an Ack names more namespaces than it may, or other things.
+fn has_too_many(namespaces: &[String]) -> bool {
+    namespaces.len() > Ack::MAX_UNFINISHED_NAMESPACES || namespaces.iter().any(|name| name.len() > MAX_NAMESPACE_BYTES)
+}
+
 impl TryFrom<v1::ClientMessage> for ClientMessage {
     type Error = InvalidMessage;
 
@@ -133,8 +141,8 @@ impl TryFrom<v1::ClientMessage> for ClientMessage {
                 let reason = format!("is {}, but only {} is received", ack.programmed, ack.received);
                 return Err(InvalidMessage::new("ack.programmed", reason));
             }
-            Message::Ack(ack) if ack.unfinished_namespaces.len() > Ack::MAX_UNFINISHED_NAMESPACES => {
-                let reason = format!("has more than {} names", Ack::MAX_UNFINISHED_NAMESPACES);
+            Message::Ack(ack) if has_too_many(&ack.unfinished_namespaces) => {
+                let reason = format!("has more than {} names of namespaces", Ack::MAX_UNFINISHED_NAMESPACES);
                 return Err(InvalidMessage::new("ack.unfinished_namespaces", reason));
             }
             Message::Ack(ack) => Self::Ack(Ack {
