@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   notification ── of our own transaction, or of foreign tables: counted ── of our objects: drift
-//!                └─ of what may have been ours: are all of ours there? if not: perhaps drift
+//!                └─ of what may have been ours: are all of ours there? if not: drift
 //!   notifications lost, or not subscribed ─▶ is the generation the one that was counted? if not: perhaps drift
 //! ```
 
@@ -113,7 +113,7 @@ impl NfTablesWatch {
             if let Some(drift) = self.tracker.drift.take() {
                 return Ok(drift);
             }
-            if self.tracker.is_suspect {
+            if self.tracker.suspect.is_some() {
                 sleep_until(self.next_check).await;
                 self.check()?;
                 continue;
@@ -137,10 +137,11 @@ impl NfTablesWatch {
         match (self.is_intact)(&mut self.handle) {
             Err(error) if error.is_interrupted() => {}
             is_intact => {
-                if !is_intact.context("look for our objects")? {
-                    self.tracker.drift.get_or_insert(Drift::Possible);
+                let is_intact = is_intact.context("look for our objects")?;
+                let suspect = self.tracker.suspect.take();
+                if !is_intact && self.tracker.drift.is_none() {
+                    self.tracker.drift = suspect;
                 }
-                self.tracker.is_suspect = false;
             }
         }
         self.next_check = Instant::now() + CHECK_INTERVAL.max(begun.elapsed() * CHECK_SHARE);

@@ -10,7 +10,7 @@ use crate::Drift;
 /// What notifications change of ours. Later variants take precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Touched {
-    /// An object that may have been ours: whether all of ours are there tells.
+    /// A rule that may have been ours: whether all of ours are there tells.
     Perhaps,
     /// Notifications are missing.
     Unknown,
@@ -32,8 +32,8 @@ pub(super) struct GenerationTracker {
     /// What the transaction that is being notified changes of ours.
     touched: Option<Touched>,
     pub(super) drift: Option<Drift>,
-    /// Whether an object of ours may have been deleted since that was checked.
-    pub(super) is_suspect: bool,
+    /// The last change that may have deleted an object of ours, until that is checked.
+    pub(super) suspect: Option<Drift>,
 }
 
 impl GenerationTracker {
@@ -46,7 +46,7 @@ impl GenerationTracker {
             unsure: false,
             touched: None,
             drift: None,
-            is_suspect: false,
+            suspect: None,
         }
     }
 
@@ -96,7 +96,7 @@ impl GenerationTracker {
                     None => self.committed(1),
                     Some(Touched::Perhaps) => {
                         self.committed(1);
-                        self.is_suspect = true;
+                        self.suspect = Some(Drift::Changed { object: "rule".to_owned(), process, pid });
                     }
                     Some(Touched::Unknown) => drop(self.drift.get_or_insert(Drift::Possible)),
                     Some(Touched::Ours(object)) if !matches!(self.drift, Some(Drift::Changed { .. })) => {

@@ -463,6 +463,8 @@ async fn process_that_is_killed_while_it_withholds_a_loss_leaves_the_state_befor
     let is_stored = || crate::StoredState::read(&file, NODE_NAME).is_ok_and(|stored| stored.is_outdated);
     let stored = tokio::time::timeout(Duration::from_secs(9), async {
         while !is_stored() {
+            // The clock of the test does not wait for a disk that takes longer than a second.
+            std::thread::sleep(Duration::from_millis(20));
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });

@@ -1,7 +1,5 @@
 //! Tests of the accounting of nf_tables generations.
 
-use std::mem;
-
 use netlink::nft::TableFamily;
 
 use super::*;
@@ -54,9 +52,9 @@ fn a_change_of_an_object_that_may_have_been_ours_is_checked() {
     let shared = || [changed("shared", NFT_PORT), generation(11, NFT_PORT)];
     let mut checked = tracker();
     assert_eq!(drift(&mut checked, shared()), None);
-    assert!(mem::take(&mut checked.is_suspect) && checked.accounts_for(11));
+    assert_eq!(checked.suspect.take().map(|_| checked.accounts_for(11)), Some(true));
     assert_eq!(drift(&mut checked, [changed("foreign", NFT_PORT), generation(12, NFT_PORT)]), None);
-    assert!(!checked.is_suspect);
+    assert_eq!(checked.suspect, None);
     let lost = [NftEvent::Lost, changed("shared", NFT_PORT), generation(11, NFT_PORT)];
     assert_eq!(drift(&mut tracker(), lost), Some(Drift::Possible));
     let both = [changed("shared", NFT_PORT), changed("ours", NFT_PORT), generation(11, NFT_PORT)];
