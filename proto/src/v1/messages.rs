@@ -76,9 +76,9 @@ pub struct Ack {
     /// of 512 bytes.
     #[prost(string, repeated, tag = "6")]
     pub degraded: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// If `programmed` is less than `received`: the namespaces of the service ports of which something up to `received` is
-    /// not in the kernel. Everything of others is, except for the failures. At most 16; none if it is not known, or if
-    /// there are more. So the large changes of one namespace delay only its own pods that wait for the call Drained.
+    /// If `programmed` is less than `received`: the namespaces of the service ports of which something up to `received`
+    /// is not in the kernel. Everything of others is, except for the failures. At most 16; none if it is not known, or
+    /// if there are more. So the large changes of one namespace delay only its own pods that wait for the call Drained.
     #[prost(string, repeated, tag = "7")]
     pub unfinished_namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -142,8 +142,8 @@ pub struct Welcome {
     /// The same for each kind. A frontend may be behind in one of them only.
     #[prost(message, optional, tag = "6")]
     pub kind_versions: ::core::option::Option<KindVersions>,
-    /// The frontend does not follow the API: objects of some kind are unconfirmed and requests fail. Another frontend may
-    /// be better.
+    /// The frontend does not follow the API: objects of some kind are unconfirmed and requests fail. Another frontend
+    /// may be better.
     #[prost(bool, tag = "7")]
     pub outdated: bool,
 }
