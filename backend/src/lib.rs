@@ -12,6 +12,10 @@
 //!
 //! [`Runner`] assembles these; `sync` runs them, and is the only caller of the backend.
 
+use std::time::Duration;
+
+use runtime::Rate;
+
 mod ascending;
 mod backend;
 mod client;
@@ -57,3 +61,7 @@ pub(crate) use store::Store;
 pub use store::{StateFile, Storage, StoredState};
 pub use stream::{Connect, ReconnectDelays, Rejected, Session};
 pub use sysctl::{ConntrackSettings, tcp_is_liberal};
+
+/// How often something has a log line of its own that a tenant decides the frequency of: changes of Services, ports of
+/// health checks that open and close, flows that are cleaned up.
+pub(crate) const LINES: Rate = Rate { burst: 10, every: Duration::from_millis(500) };

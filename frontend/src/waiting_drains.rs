@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use crate::object::ObjectName;
 
 /// How long after the answer to one question about a pod the next one continues it.
-const PAUSE: Duration = Duration::from_secs(10);
+pub(crate) const PAUSE: Duration = Duration::from_secs(10);
 /// The most pods whose last question is remembered.
 const MAX_REMEMBERED: usize = 4096;
 

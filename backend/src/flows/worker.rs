@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Result;
 use runtime::{
-    Backoff, Rate, TokenBucket,
+    Backoff, TokenBucket,
     failure::{Recovery, Repeated},
     warn_if_news,
 };
@@ -22,17 +22,13 @@ use super::{
     table::FlowTable,
     udp::{FamilyCleanup, UdpVips, clean_up},
 };
-use crate::{Progress, dataplane::NodePortAddresses, metrics::Metrics};
+use crate::{LINES, Progress, dataplane::NodePortAddresses, metrics::Metrics};
 
 /// The longest pause after a cleanup, which is as long as that took: half of a core at most.
 const MAX_PAUSE: Duration = Duration::from_secs(10);
 
 /// The shortest and the longest delay before a cleanup that has failed is repeated, if no change leads to one before.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-
-/// How often a cleanup has a line of its own: a tenant decides how often its Services leave flows behind. Others are
-/// logged at level DEBUG, and metrics count all.
-const LINES: Rate = Rate { burst: 10, every: Duration::from_millis(500) };
 
 /// The thread waits for an event, at most for this time.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -47,6 +43,7 @@ pub(super) struct Worker<T> {
     pub(super) metrics: Arc<Metrics>,
     pub(super) cleanups: Repeated,
     pub(super) resets: Repeated,
+    /// Cleanups without a line of their own are logged at level DEBUG, and metrics count all.
     pub(super) lines: TokenBucket,
 }
 

@@ -14,7 +14,7 @@ use hyper::{
 };
 use proto::model::{FailureKind, IpFamily, ServicePortFailure};
 use runtime::{
-    Backoff, Rate, TokenBucket,
+    Backoff, TokenBucket,
     failure::{Recovery, Repeated, chain},
     http::{self, HttpConnections, JSON},
     warn_if_news,
@@ -32,7 +32,7 @@ use super::{
     checks::{Check, CheckPort, Checks},
 };
 use crate::{
-    Progress, ServiceName,
+    LINES, Progress, ServiceName,
     dataplane::{IPVS_DEVICE, NodePortAddresses},
 };
 
@@ -48,9 +48,6 @@ const MIN_LIST_DELAY: Duration = Duration::from_secs(1);
 /// address soon finds the port open. Listing is cheap: the kernel takes about 10 ms for 10,000 VIPs of IPVS, and less
 /// than a millisecond for a few addresses.
 const ADDRESS_INTERVAL: Duration = Duration::from_secs(1);
-
-/// How often a port that is opened or closed has a line of its own, because tenants decide how often that is.
-const LINES: Rate = Rate { burst: 10, every: Duration::from_millis(500) };
 
 /// The soft limit of open files that most systems set.
 const USUAL_FILE_LIMIT: u64 = 1024;

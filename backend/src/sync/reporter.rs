@@ -11,7 +11,7 @@ use proto::{
     state::ServicePortChange,
 };
 use runtime::{
-    Rate, ReadyGuard, TokenBucket,
+    ReadyGuard, TokenBucket,
     failure::{Recovery, Repeated},
 };
 use tokio::{sync::watch, time::Instant};
@@ -19,14 +19,10 @@ use tracing::{debug, error, info, warn};
 
 use super::Target;
 use crate::{
-    Progress, SyncReport,
+    LINES, Progress, SyncReport,
     backend::Work,
     metrics::{Metrics, count_no_local},
 };
-
-/// How often changes have a line of their own. Those in between share the next one, because a tenant may write Services
-/// as often as the API server lets it. The last ones have a line within [`MAX_IDLE`](super::MAX_IDLE).
-const LINES: Rate = Rate { burst: 10, every: Duration::from_millis(500) };
 
 /// Publishes [`Progress`] and counts [`Metrics`].
 #[derive(Debug)]
@@ -150,7 +146,8 @@ impl Reporter {
         });
     }
 
-    /// As [`Self::log_applied`], if it is time for a line.
+    /// As [`Self::log_applied`], if it is time for a line: changes in between share the next one. The last ones have a
+    /// line within [`MAX_IDLE`](super::MAX_IDLE).
     pub(super) fn log_due(&mut self) {
         if self.deferred.is_some() && self.lines.take(LINES, Instant::now()).is_ok() {
             self.log_applied();
