@@ -313,6 +313,7 @@ class Matrix(unittest.TestCase):
 class Rejections(unittest.TestCase):
     def test_contradictory_values_are_rejected_with_a_hint(self):
         pods = {"frontend": {"hostNetwork": False}}
+        policy = {"enabled": True, "nodeCIDRs": ["192.0.2.0/24"]}
         for values, hint in [
             ({}, "frontend.addresses"),
             ({"deployment": "local"}, "apiServer.host"),
@@ -323,6 +324,8 @@ class Rejections(unittest.TestCase):
             ({**API, "monitoring": {"serviceMonitor": {"enabled": True}}}, "frontend.metrics.exposed"),
             ({**API, "monitoring": {"backends": {"enabled": True}}}, "backend.metrics.exposed"),
             ({**API, **pods, "backend": {"discovery": "api"}, "networkPolicy": {"enabled": True}}, "nodeCIDRs"),
+            ({**API, "networkPolicy": policy}, "frontend.hostNetwork: false"),
+            ({**API, "deployment": "local", "networkPolicy": policy}, "deployment: split"),
         ]:
             with self.subTest(values), self.assertRaises(HelmError) as caught:
                 render.objects(values)
