@@ -43,3 +43,14 @@ fn elements_of_earlier_versions_are_unchanged() {
         assert_eq!(current.get(&path), Some(&content), "{path}: peers of the earlier version read it as {content}");
     }
 }
+
+/// Without the option, protoc-gen-go asks for a flag that names the package.
+#[test]
+fn go_package_is_in_the_repository() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let set = protox::compile(["fairlead/v1/fairlead.proto"], [directory]).expect("a valid .proto file");
+    let options = set.file[0].options.as_ref().expect("options of the file");
+
+    let repository = env!("CARGO_PKG_REPOSITORY").trim_start_matches("https://");
+    assert_eq!(options.go_package(), format!("{repository}/proto/fairlead/v1;fairleadv1"));
+}
