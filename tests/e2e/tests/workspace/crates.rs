@@ -1,4 +1,4 @@
-//! Which crate may use which, and that a crate uses every dependency that it declares.
+//! Which crate uses which, as docs/architecture.md says, and that a crate uses every dependency that it declares.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -7,51 +7,8 @@ use serde_json::Value;
 
 use super::{assert_about, assert_none, list, metadata, rust_files, text, top, tree};
 
-/// The crates of the workspace that a crate may use. `backend-*` stands for all backends, `*` for all crates.
-/// docs/architecture.md has the same table.
-const ARROWS: &[(&str, &[&str])] = &[
-    ("fairlead-proto", &[]),
-    ("fairlead-runtime", &[]),
-    ("fairlead-netlink", &["fairlead-proto"]),
-    ("fairlead-iptables", &["fairlead-proto"]),
-    ("fairlead-frontend", &["fairlead-fake-api-server", "fairlead-proto", "fairlead-runtime"]),
-    ("fairlead-backend", &["fairlead-proto", "fairlead-runtime", "fairlead-netlink", "fairlead-iptables"]),
-    ("fairlead-trace", &["fairlead-iptables", "fairlead-proto", "fairlead-netlink"]),
-    ("fairlead-protocol-test", &["fairlead-proto"]),
-    ("fairlead-fake-api-server", &[]),
-    ("fairlead-backend-*", &["fairlead-backend", "fairlead-iptables", "fairlead-proto", "fairlead-netlink"]),
-    ("fairlead-example-*", &["fairlead-backend", "fairlead-proto", "fairlead-runtime"]),
-    ("fairlead", &["*"]),
-    ("fairlead-e2e", &["*"]),
-    (
-        "fairlead-simulation",
-        &[
-            "fairlead-backend",
-            "fairlead-backend-*",
-            "fairlead-fake-api-server",
-            "fairlead-frontend",
-            "fairlead-proto",
-            "fairlead-runtime",
-        ],
-    ),
-    (
-        "fairlead-differential",
-        &["fairlead-e2e", "fairlead-fake-api-server", "fairlead-iptables", "fairlead-proto", "fairlead-trace"],
-    ),
-    (
-        "fairlead-fuzz",
-        &[
-            "fairlead",
-            "fairlead-backend",
-            "fairlead-frontend",
-            "fairlead-iptables",
-            "fairlead-netlink",
-            "fairlead-proto",
-            "fairlead-runtime",
-        ],
-    ),
-    ("fairlead-bench", &["*"]),
-];
+/// The page whose first table says which crates of the workspace each crate uses.
+const ARCHITECTURE: &str = "docs/architecture.md";
 
 /// Large dependencies, and the crates that may use them.
 const CONFINED: &[(&str, &[&str])] = &[
@@ -79,8 +36,10 @@ const USED_BY_NAME_ONLY: &[(&str, &str)] =
 const UNIFIES_FEATURES: &str = "fairlead-bench";
 
 #[test]
-fn crates_use_only_what_they_may() -> Result<()> {
-    assert_none(&wrong_arrows(&metadata()?));
+fn crates_use_what_the_documentation_says() -> Result<()> {
+    let page = fs::read_to_string(top()?.join(ARCHITECTURE))?;
+    assert_none(&wrong_uses(&metadata()?, &page));
+    assert_none(&wrong_users(&metadata()?));
     Ok(())
 }
 
@@ -91,26 +50,89 @@ fn every_dependency_is_used() -> Result<()> {
     Ok(())
 }
 
+/// A row of the table of crates.
+struct CrateRow<'a> {
+    /// The folder; the last part may end with `*`.
+    folder: &'a str,
+    /// The names of crates without `fairlead-`, also `backend-*`, or `all`.
+    uses: Vec<&'a str>,
+}
+
+/// The first table of the page.
+fn crate_rows(page: &str) -> Vec<CrateRow<'_>> {
+    let lines = page.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
+    lines.take_while(|line| line.starts_with('|')).filter_map(crate_row).collect()
+}
+
+fn crate_row(line: &str) -> Option<CrateRow<'_>> {
+    let mut cells = line.trim_matches('|').split('|').map(str::trim);
+    let folder = cells.next()?.trim_matches(['`', '/']);
+    let uses = cells.nth(1)?.split(", ").filter(|name| *name != "–").collect();
+    Some(CrateRow { folder, uses })
+}
+
 fn matches(pattern: &str, name: &str) -> bool {
     pattern.strip_suffix('*').map_or(pattern == name, |prefix| name.starts_with(prefix))
 }
 
-/// Dependencies of all kinds that lie outside [`ARROWS`] and [`CONFINED`].
-fn wrong_arrows(metadata: &Value) -> Vec<String> {
-    let ours: BTreeSet<_> = list(metadata, "packages").iter().map(|package| text(package, "name")).collect();
+/// Crates that have no row in the table, rows without a crate, and dependencies of all kinds in which a crate and its
+/// row differ.
+fn wrong_uses(metadata: &Value, page: &str) -> Vec<String> {
+    let packages = list(metadata, "packages");
+    let ours: BTreeSet<_> = packages.iter().map(|package| text(package, "name")).collect();
+    let rows = crate_rows(page);
     let mut problems = Vec::new();
-    for package in list(metadata, "packages") {
-        let (name, manifest) = (text(package, "name"), text(package, "manifest_path"));
-        let Some((_, may_use)) = ARROWS.iter().find(|(pattern, _)| matches(pattern, name)) else {
-            problems.push(format!("{manifest}: {name} has no line in ARROWS; add it here and to docs/architecture.md"));
+
+    let folders: Vec<_> = packages.iter().map(|package| folder_of(metadata, package)).collect();
+    for row in &rows {
+        if !folders.iter().any(|folder| matches(row.folder, folder)) {
+            problems.push(format!("{ARCHITECTURE}: no crate is in {}; remove the row", row.folder));
+        }
+    }
+
+    for (package, folder) in packages.iter().zip(&folders) {
+        let Some(row) = rows.iter().find(|row| matches(row.folder, folder)) else {
+            problems.push(format!("{folder}: has no row in the first table of {ARCHITECTURE}; add it"));
             continue;
         };
-        for used in list(package, "dependencies").iter().map(|dependency| text(dependency, "name")) {
-            if ours.contains(used) && !may_use.iter().any(|pattern| matches(pattern, used)) {
-                problems.push(format!("{manifest}: {name} may not use {used}; move the code to a crate that may"));
+        if row.uses == ["all"] {
+            continue;
+        }
+        let own_name = text(package, "name");
+        let dependencies = list(package, "dependencies").iter().map(|dependency| text(dependency, "name"));
+        let used_packages: BTreeSet<_> = dependencies.filter(|name| ours.contains(name) && *name != own_name).collect();
+        let used: Vec<_> = used_packages.iter().map(|name| name.trim_start_matches("fairlead-")).collect();
+        for name in &used {
+            if !row.uses.iter().any(|pattern| matches(pattern, name)) {
+                problems.push(format!(
+                    "{folder}: uses {name}, which {ARCHITECTURE} does not say; move the code or add it there"
+                ));
             }
+        }
+        for pattern in &row.uses {
+            if !used.iter().any(|name| matches(pattern, name)) {
+                problems.push(format!("{folder}: does not use {pattern}; remove it from the table of {ARCHITECTURE}"));
+            }
+        }
+    }
+    problems
+}
+
+/// The folder of a package in the repository.
+fn folder_of<'a>(metadata: &Value, package: &'a Value) -> &'a str {
+    let manifest = text(package, "manifest_path");
+    let relative = manifest.strip_prefix(text(metadata, "workspace_root")).unwrap_or(manifest);
+    relative.trim_start_matches('/').trim_end_matches("/Cargo.toml")
+}
+
+/// Dependencies of crates that [`CONFINED`] does not list.
+fn wrong_users(metadata: &Value) -> Vec<String> {
+    let mut problems = Vec::new();
+    for package in list(metadata, "packages") {
+        let manifest = text(package, "manifest_path");
+        for used in list(package, "dependencies").iter().map(|dependency| text(dependency, "name")) {
             if let Some((_, users)) = CONFINED.iter().find(|(confined, _)| *confined == used)
-                && !users.contains(&name)
+                && !users.contains(&text(package, "name"))
             {
                 problems.push(format!("{manifest}: only {} may use {used}; convert at their edge", users.join(", ")));
             }
@@ -180,26 +202,52 @@ fn package(name: &str, uses: &[&str]) -> Value {
     serde_json::json!({ "name": name, "manifest_path": format!("{name}/Cargo.toml"), "dependencies": dependencies })
 }
 
+/// An example of the table, before another one that is not read.
+const PAGE: &str = "\
+# Title
+
+| crate | contains | uses of ours |
+|---|---|---|
+| `proto/` | the protocol | – |
+| `backend/` | 11,444 | proto, netlink |
+| `backend-nft/` | the backend | backend, proto |
+| `fairlead/` | the commands | all |
+| `tests/old/` | nothing | proto |
+| `docs/examples/backend-*` | examples | backend-*, proto |
+
+| `helpers/` | another table | – |
+";
+
 #[test]
-fn wrong_arrows_are_found() {
+fn differences_from_the_table_are_found() {
+    let mut metadata = serde_json::json!({ "workspace_root": "/x", "packages": [
+        package("fairlead-proto", &["prost"]),
+        package("fairlead-backend", &["fairlead-proto", "fairlead-frontend"]),
+        package("fairlead-backend-nft", &["fairlead-backend", "fairlead-backend-nft", "fairlead-proto", "tonic"]),
+        package("fairlead", &["fairlead-backend-nft"]),
+        package("fairlead-frontend", &["fairlead-proto"]),
+        package("fairlead-example", &["fairlead-backend-nft", "fairlead-proto"]),
+    ]});
+    let folders = ["proto", "backend", "backend-nft", "fairlead", "helpers", "docs/examples/backend-rust"];
+    for (index, folder) in folders.iter().enumerate() {
+        metadata["packages"][index]["manifest_path"] = format!("/x/{folder}/Cargo.toml").into();
+    }
+
+    let expected =
+        ["no crate is in tests/old", "backend: uses frontend", "backend: does not use netlink", "helpers: has no row"];
+    assert_about(&wrong_uses(&metadata, PAGE), &expected);
+}
+
+#[test]
+fn users_of_confined_dependencies_are_found() {
     let packages = [
         package("fairlead-proto", &["prost", "tonic"]),
-        package("fairlead-backend", &["fairlead-proto", "kube", "fairlead-frontend"]),
-        package("fairlead-frontend", &["fairlead-proto", "kube", "prost"]),
-        package("fairlead-backend-nft", &["fairlead-backend", "fairlead-backend-ipvs", "tonic"]),
-        package("fairlead-backend-ipvs", &["fairlead-netlink"]),
-        package("fairlead", &["fairlead-backend-nft", "fairlead-frontend"]),
-        package("fairlead-helpers", &[]),
+        package("fairlead-backend", &["kube"]),
+        package("fairlead-frontend", &["kube", "prost"]),
+        package("fairlead-backend-nft", &["tonic"]),
     ];
-    let expected = [
-        "may use kube",
-        "fairlead-backend may not use fairlead-frontend",
-        "may use prost",
-        "fairlead-backend-nft may not use fairlead-backend-ipvs",
-        "may use tonic",
-        "fairlead-helpers/Cargo.toml",
-    ];
-    assert_about(&wrong_arrows(&serde_json::json!({ "packages": packages })), &expected);
+    let expected = ["may use kube", "may use prost", "may use tonic"];
+    assert_about(&wrong_users(&serde_json::json!({ "packages": packages })), &expected);
 }
 
 #[test]
