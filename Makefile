@@ -29,6 +29,9 @@ TESTS ?=
 # What `make image` builds images for.
 ARCHS ?= amd64 arm64
 
+# At a terminal cargo shows its progress; elsewhere its lines would hide everything else.
+QUIET = $(shell test -t 2 || echo --quiet)
+
 # Where cargo puts binaries.
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 
@@ -52,7 +55,7 @@ help-all: ## list all targets
 demo: ## two nodes, real packets; BACKEND=nftables, iptables or ipvs
 	@.ci/setup demo $(BACKEND)
 	@echo 'Building fairlead and the demo: three minutes the first time on two cores, seconds after that.'
-	@cargo build --locked -p fairlead --bin fairlead -p fairlead-e2e --bin demo
+	@cargo build $(QUIET) --locked -p fairlead --bin fairlead -p fairlead-e2e --bin demo
 	@$(ROOT) $(TARGET_DIR)/debug/demo $(BACKEND)
 
 test: ## lint and all tests

@@ -11,7 +11,7 @@ use fairlead_e2e::{IpFamily, Protocol};
 
 use crate::{
     kernel::{self, Notifications},
-    reach::{connect, join, load_balancer_ip, millis, spread},
+    reach::{both_families, load_balancer_ip, millis},
     scene::{DEADLINE, Scene, message},
     show::Show,
 };
@@ -48,27 +48,22 @@ pub(crate) fn replace_pod(show: &mut Show, scene: &Scene) -> Result<()> {
     fs::write(&saved, edited).context("write web.yaml")?;
     let started = Instant::now();
     fs::rename(&saved, &file).context("replace web.yaml")?;
+    let mut programmed = Vec::new();
     for ((node, kernel), backend) in nodes.into_iter().zip(&mut kernels).zip(scene.backends()) {
         kernel.commit().with_context(|| node.name.clone())?;
         backend.wait_for_line(": applied", 0, DEADLINE);
-        let after = millis(started.elapsed());
-        show.result(&format!("{}: programmed {after:.1} ms after the edit", node.name));
+        programmed.push(format!("{} after {:.1} ms", node.name, millis(started.elapsed())));
     }
-    let line = scene.first_backend().wait_for_line("applied", 0, DEADLINE);
-    show.result(&format!("log of node-a: {}", message(&line)));
+    show.result(&format!("programmed: {}", programmed.join(", ")));
 
     show.command("node-a", &format!("fairlead watch --frontend {address} --node node-a"));
     watch.wait_for_line("commit", mark, DEADLINE);
     watch.lines_since(mark).iter().for_each(|line| show.result(line));
 
-    show.command("outside", &connect(to));
-    for family in IpFamily::ALL {
-        let to = SocketAddr::new(load_balancer_ip(family), 80);
-        let pods = spread(&scene.cluster.client(), to)?;
-        show.result(&format!("load balancer, {family}: {}", join(&pods)));
-        let names = pods.keys().map(String::as_str).collect::<Vec<_>>();
-        ensure!(names == ["pod-a-1", "pod-a-2", "pod-b-2"], "{to} leads to {names:?}");
-    }
+    let load_balancer = |family| SocketAddr::new(load_balancer_ip(family), 80);
+    let spreads = both_families(&scene.cluster.client(), load_balancer, ["pod-a-1", "pod-a-2", "pod-b-2"])?;
+    show.result(&format!("load balancer, {spreads}"));
+
     let report = churn.finish();
     show.result(&format!(
         "{} connections from outside during the change, {} lost, the slowest {:.1} ms",
@@ -92,28 +87,29 @@ pub(crate) fn restart(show: &mut Show, scene: &mut Scene) -> Result<()> {
     let stream = client.stream(Protocol::Tcp, to, Duration::from_millis(10)).context("open a connection")?;
     ensure!(churn.wait_attempts(SOME, DEADLINE), "no traffic");
 
-    show.command("node-a", &format!("kill {}", scene.first_backend().pid()));
+    show.command("node-a", &format!("kill {}    # and start it again", scene.first_backend().pid()));
     let status = scene.first_backend().terminate();
     ensure!(status.success(), "the backend ended with {status}");
     ensure!(churn.wait_attempts(SOME, DEADLINE), "no traffic while the backend is stopped");
-    show.result("stopped; the kernel keeps forwarding");
 
-    show.command("node-a", &format!("fairlead {}", scene.backend_arguments(node).join(" ")));
     scene.restart_first_backend();
     let backend = scene.first_backend();
     let reconciled = backend.wait_for_line("reconciled", 0, DEADLINE);
     show.result(&format!("log: {}", message(&reconciled)));
-    let following = backend.wait_for_line("following a frontend", 0, DEADLINE);
-    show.result(&format!("log: {}", message(&following)));
+    backend.wait_for_line("following a frontend", 0, DEADLINE);
     ensure!(churn.wait_attempts(SOME, DEADLINE), "no traffic after the restart");
 
     let (churn, stream) = (churn.finish(), stream.finish());
     let writes = notifications.so_far()?;
     let after = kernel::ours(scene.backend, &scene.cluster.node('a').netns);
     let lost = churn.failures.len();
-    show.result(&format!("new connections: {}, lost: {lost}", churn.attempts));
-    show.result(&format!("one connection throughout: {} messages, lost: {}", stream.sent, stream.lost + stream.resets));
-    show.result(&format!("kernel writes: {}", writes.len()));
+    let sent = stream.sent;
+    let unanswered = stream.lost + stream.resets;
+    show.result(&format!(
+        "new connections meanwhile: {}, lost: {lost}; messages on an open one: {sent}, lost: {unanswered}",
+        churn.attempts
+    ));
+    show.result(&format!("writes to the kernel: {}", writes.len()));
     ensure!(reconciled.contains("writes=0"), "the backend wrote at its start: {reconciled}");
     ensure!(writes.is_empty(), "the kernel was written to: {writes:?}");
     ensure!(

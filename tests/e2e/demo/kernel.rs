@@ -1,4 +1,4 @@
-//! The kernel objects of a backend, as the kernel's tools print them, and notifications of their changes.
+//! The kernel objects of a backend, as the kernel's tools list them, and notifications of their changes.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use crate::{scene::DEADLINE, show::Show};
 /// Notifications of a node's kernel, which nf_tables sends, but not iptables-legacy and IPVS.
 pub(crate) struct Notifications(Option<NftMonitor>);
 
-/// Prints the kernel objects with the commands that an operator would use.
-pub(crate) fn show(show: &Show, backend: Backend, netns: &Netns) {
+/// Adds the kernel objects to the details, with the commands that an operator would use.
+pub(crate) fn describe(show: &mut Show, backend: Backend, netns: &Netns) -> Result<()> {
     let commands: &[&[&str]] = match backend {
         // `ip6 fairlead1` has the same structure.
         Backend::Nft => &[&["nft", "list", "table", "ip", "fairlead1"]],
@@ -25,9 +25,9 @@ pub(crate) fn show(show: &Show, backend: Backend, netns: &Netns) {
         ],
     };
     for command in commands {
-        show.command("node-a", &command.join(" "));
-        show.text(&netns.output(command[0], &command[1..]));
+        show.detail("node-a", &command.join(" "), &netns.output(command[0], &command[1..]))?;
     }
+    Ok(())
 }
 
 /// The lines of Fairlead, without packet counters.

@@ -6,18 +6,22 @@
 //! | `show` | output |
 //! | `scene` | the cluster and the programs in it |
 //! | `kernel` | kernel objects of each backend |
+//! | `inspect` | steps: what the frontend, the backends and the kernel tell |
 //! | `reach` | steps: connections through each VIP |
 //! | `change` | steps: a change, a restart |
 
 mod change;
+mod inspect;
 mod kernel;
 mod reach;
 mod scene;
 mod show;
 
 use std::{
-    env, fs,
+    env,
+    fs::{self, File},
     os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -50,24 +54,53 @@ fn run() -> Result<ExitCode> {
     };
     let user = fs::metadata("/proc/self").context("get the user of this process")?.uid();
     ensure!(user == 0, "the demo creates network namespaces: run it as root");
-    if backend == Backend::Ipvs {
-        if !uml::is_guest() {
-            println!("The demo of IPVS runs in user-mode-linux, because few kernels have IPVS. It is slow there.");
-            let this = env::current_exe().context("find this program")?;
-            return Ok(ExitCode::from(uml::run(&this, &[backend.name()], GUEST).status));
-        }
-        uml::load(&[]);
+    if backend == Backend::Ipvs && !uml::is_guest() {
+        return run_in_guest(backend);
     }
-    run_steps(backend).map(|()| ExitCode::SUCCESS)
+    if let Some(shared) = uml::shared_file() {
+        uml::load(&[]);
+        let details = File::create(&shared).with_context(|| format!("create {}", shared.display()))?;
+        run_steps(backend, details)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+
+    let (details, path) = create_details()?;
+    run_steps(backend, details)?;
+    name_details(&path);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs the demo in a kernel that has IPVS. The file of details is its own until it ends.
+fn run_in_guest(backend: Backend) -> Result<ExitCode> {
+    println!("The demo of IPVS runs in user-mode-linux, because few kernels have IPVS. It is slow there.");
+    let this = env::current_exe().context("find this program")?;
+    let guest = uml::run(&this, &[backend.name()], GUEST);
+
+    if guest.status == 0 {
+        let (_, path) = create_details()?;
+        fs::write(&path, guest.shared.unwrap_or_default()).with_context(|| format!("write {}", path.display()))?;
+        name_details(&path);
+    }
+    Ok(ExitCode::from(guest.status))
+}
+
+/// A new file of details, which stays after the demo.
+fn create_details() -> Result<(File, PathBuf)> {
+    let file = tempfile::Builder::new().prefix("fairlead-demo-").suffix(".txt").tempfile();
+    file.context("create the file of details")?.keep().context("keep the file of details")
+}
+
+fn name_details(path: &Path) {
+    println!("The kernel objects of node-a, what it was sent and the whole trace: {}", path.display());
 }
 
 /// Runs the demo with a backend.
-fn run_steps(backend: Backend) -> Result<()> {
+fn run_steps(backend: Backend, details: File) -> Result<()> {
     let started = Instant::now();
-    let mut show = Show::new();
+    let mut show = Show::new(details);
 
-    show.step("Create a cluster in network namespaces, and start Fairlead");
-    let mut scene = Scene::start(&show, backend)?;
+    show.step("Two nodes in network namespaces, a frontend, and a backend on each node");
+    let mut scene = Scene::start(&mut show, backend)?;
     let shown = steps(&mut show, &mut scene);
     if shown.is_err() {
         scene.print_logs();
@@ -79,28 +112,17 @@ fn run_steps(backend: Backend) -> Result<()> {
     scene.clean_up(&show)?;
     let left = leftovers(&prefix);
     ensure!(left.is_empty(), "namespaces are left: {left:?}");
-    show.result("all processes have exited, all namespaces are removed");
     println!("\nAll as expected, in {:.1} s.", started.elapsed().as_secs_f64());
     Ok(())
 }
 
 fn steps(show: &mut Show, scene: &mut Scene) -> Result<()> {
-    show.step("What does the frontend send to node-a?");
-    let arguments = ["services", "--frontend", &scene.address(), "--node", "node-a"];
-    show.command("node-a", &format!("fairlead {}", arguments.join(" ")));
-    let table = scene.cluster.node('a').netns.output(scene.program()?, &arguments);
-    show.text(&table);
-    for name in ["default/web:http/tcp", "default/local-only/tcp", "default/empty/tcp"] {
-        ensure!(table.contains(name), "{name} is missing");
-    }
-
+    inspect::status(show, scene).context("ask for the status")?;
     reach::everywhere(show, scene).context("connect to the Service web")?;
-    reach::policy_local(show, scene).context("connect to the Service local-only")?;
-    reach::empty(show, scene).context("connect to the Service empty")?;
+    reach::refused(show, scene).context("connect to the Services local-only and empty")?;
+    inspect::trace(show, scene).context("trace a packet")?;
     change::replace_pod(show, scene).context("replace a pod")?;
     change::restart(show, scene).context("restart a backend")?;
 
-    show.step("What is in the kernel of node-a?");
-    kernel::show(show, scene.backend, &scene.cluster.node('a').netns);
-    Ok(())
+    inspect::describe_node(show, scene).context("describe node-a")
 }

@@ -33,7 +33,7 @@ pub(crate) struct Scene {
 
 impl Scene {
     /// Starts two nodes with two pods each, on a copy of the example manifests, and waits until both are programmed.
-    pub(crate) fn start(show: &Show, backend: Backend) -> Result<Self> {
+    pub(crate) fn start(show: &mut Show, backend: Backend) -> Result<Self> {
         let program = env::current_exe().context("find this program")?.with_file_name("fairlead");
         ensure!(program.is_file(), "no {}: build it first (cargo build -p fairlead)", program.display());
         let directory = tempfile::tempdir().context("make a temporary directory")?;
@@ -47,10 +47,6 @@ impl Scene {
             show.result(&format!("{} {} (pods: {pods})", node.name, node.address.v4));
         }
         show.result(&format!("outside {} (VIPs are routed through node-a)", plan::OUTSIDE.v4));
-        show.result(&format!(
-            "`node-a#` below is a shell after: ip netns exec {} bash",
-            cluster.node('a').netns.name()
-        ));
 
         let address = listen_address(&directory);
         show.command("outside", &format!("fairlead frontend --manifests {} --listen {address}", manifests.display()));
@@ -60,13 +56,12 @@ impl Scene {
         frontend.wait_for_line("listening", 0, DEADLINE);
 
         let mut scene = Self { backends: Vec::new(), frontend, cluster, backend, program, directory };
-        for node in scene.cluster.nodes() {
-            show.command(&node.name, &format!("fairlead {}", scene.backend_arguments(node).join(" ")));
-        }
+        let name = backend.name();
+        show.command("node-a", &format!("fairlead backend {name} --frontend {address} ...    # and so on node-b"));
         scene.backends = scene.cluster.nodes().iter().map(|node| scene.spawn_backend(node)).collect();
-        for backend in &scene.backends {
-            let line = backend.wait_for_line("reconciled", 0, DEADLINE);
-            show.result(&format!("log: {}", message(&line)));
+        for (node, backend) in scene.cluster.nodes().iter().zip(&scene.backends) {
+            backend.wait_for_line("reconciled", 0, DEADLINE);
+            show.detail(&node.name, &format!("fairlead {}", scene.backend_arguments(node).join(" ")), "")?;
         }
         Ok(scene)
     }
@@ -139,7 +134,7 @@ impl Scene {
         node.output(self.program()?, &["cleanup", "--backend", backend, "--state-dir", &state]);
         let left = kernel::ours(self.backend, node);
         ensure!(left.is_empty(), "cleanup left behind: {left:?}");
-        show.result("no kernel object of Fairlead is left on node-a");
+        show.result("no kernel object of Fairlead is left on node-a; all processes have exited");
         Ok(())
     }
 

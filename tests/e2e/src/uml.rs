@@ -15,7 +15,7 @@ use std::{
     fs::{self, Permissions},
     io::{self, BufRead, BufReader},
     os::unix::fs::PermissionsExt,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::mpsc::{self, Receiver, RecvTimeoutError},
     thread,
@@ -42,8 +42,10 @@ const INIT: &str = include_str!("../uml/init");
 const PTRACE: &str = include_str!("../uml/ptrace.c");
 /// The line that init prints before the program starts, after messages of the kernel.
 const READY: &str = "fairlead-uml-ready";
-/// An environment variable of programs in a guest.
+/// An environment variable of programs in a guest: the directory that the guest shares with the host.
 const GUEST: &str = "FAIRLEAD_UML";
+/// The name of [`shared_file`].
+const SHARED_FILE: &str = "shared";
 /// Environment variables of the host that programs in a guest have too.
 const INHERITED: [&str; 3] = ["CASES", "FAIRLEAD_PREVIOUS", "FAULT"];
 /// The guest's memory. The host allocates only the pages that the guest uses.
@@ -60,6 +62,8 @@ pub struct GuestResult {
     pub status: u8,
     /// The lines of both its streams, mixed with messages of the guest kernel.
     pub output: Vec<String>,
+    /// What it wrote to [`shared_file`].
+    pub shared: Option<String>,
 }
 
 /// Runs a test in a guest, with the same output and result as on the host.
@@ -113,6 +117,11 @@ pub fn is_guest() -> bool {
     env::var_os(GUEST).is_some()
 }
 
+/// The only file that the host sees when a program in a guest writes it; `None` on the host.
+pub fn shared_file() -> Option<PathBuf> {
+    env::var_os(GUEST).map(|directory| Path::new(&directory).join(SHARED_FILE))
+}
+
 /// Loads the modules of IPVS with its scheduler `rr`, and others, and enlarges the conntrack table.
 ///
 /// # Panics
@@ -143,9 +152,11 @@ fn run_with(parameters: &[&str], program: &Path, arguments: &[&str], deadline: D
     let directory = tempfile::Builder::new().prefix(&prefix()).tempdir().expect("a directory");
     let mut guest = Guest::boot(directory, parameters, program, arguments);
     let output = guest.follow(Instant::now() + patience(deadline));
-    let status = fs::read_to_string(guest.directory.path().join("status")).ok();
+    let read = |name| fs::read_to_string(guest.directory.path().join(name)).ok();
+    let status = read("status");
+    let shared = read(SHARED_FILE);
     match (status.and_then(|status| status.trim().parse().ok()), output) {
-        (Some(status), Some(output)) => GuestResult { status, output },
+        (Some(status), Some(output)) => GuestResult { status, output, shared },
         (_, output) => panic!(
             "user-mode-linux {}; the end of its output is above. It requires an x86-64 machine that allows ptrace, \
              {KERNEL}, the modules in {MODULES} and modprobe, which .ci/setup installs",
@@ -172,7 +183,7 @@ impl Guest {
         }
         let at = directory.path();
         write_executable(&at.join("init"), INIT);
-        write_executable(&at.join("job"), &job(program, arguments));
+        write_executable(&at.join("job"), &job(at, program, arguments));
         let preload = at.join("ptrace.so");
         compile(PTRACE, &preload);
         let mut command = Command::new(KERNEL);
@@ -204,20 +215,26 @@ impl Guest {
         Self { kernel, lines, directory }
     }
 
-    /// Prints the console until it ends, and returns the output of the program; `None` after `end`.
+    /// Prints the output of the program until the console ends, and returns it; `None` after `end`. Messages of the
+    /// kernel before the program are printed only if it does not start.
     fn follow(&mut self, end: Instant) -> Option<Vec<String>> {
-        let (mut output, mut ready) = (Vec::new(), false);
+        let mut boot_messages = Vec::new();
+        let mut output = Vec::new();
+        let mut is_ready = false;
         loop {
             match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
-                Ok(line) if line == READY => ready = true,
+                Ok(line) if line == READY => is_ready = true,
+                Ok(line) if !is_ready => boot_messages.push(line),
                 Ok(line) => {
                     println!("{line}");
-                    if ready {
-                        output.push(line);
-                    }
+                    output.push(line);
                 }
-                Err(RecvTimeoutError::Disconnected) => return Some(output),
-                Err(RecvTimeoutError::Timeout) => return None,
+                Err(error) => {
+                    if !is_ready {
+                        boot_messages.iter().for_each(|line| println!("{line}"));
+                    }
+                    return if error == RecvTimeoutError::Disconnected { Some(output) } else { None };
+                }
             }
         }
     }
@@ -267,8 +284,9 @@ fn test_name<F>() -> &'static str {
 }
 
 /// A shell script that executes the program.
-fn job(program: &Path, arguments: &[&str]) -> String {
-    let mut script = format!("#!/bin/sh\nexport {GUEST}=1 RUST_BACKTRACE=1\n");
+fn job(shared: &Path, program: &Path, arguments: &[&str]) -> String {
+    let shared = quoted(&shared.display().to_string());
+    let mut script = format!("#!/bin/sh\nexport {GUEST}={shared} RUST_BACKTRACE=1\n");
     // Writing to a String cannot fail.
     for (name, value) in INHERITED.iter().filter_map(|name| Some((name, env::var(name).ok()?))) {
         let _ = writeln!(script, "export {name}={}", quoted(&value));

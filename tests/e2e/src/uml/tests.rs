@@ -32,7 +32,7 @@ fn test_runs_itself_inside() {
 
 #[test]
 fn test_that_did_not_run_has_not_passed() {
-    let finished = |status, line: &str| GuestResult { status, output: vec![line.to_owned()] };
+    let finished = |status, line: &str| GuestResult { status, output: vec![line.to_owned()], shared: None };
     let passed = |finished: GuestResult| panic::catch_unwind(|| assert_passed("it", &finished)).is_ok();
     assert!(passed(finished(0, "test result: ok. 1 passed; 0 failed; 0 ignored")));
     assert!(!passed(finished(0, "test result: ok. 0 passed; 0 failed; 0 ignored")));
