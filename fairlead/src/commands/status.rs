@@ -35,13 +35,18 @@ pub(crate) async fn run(args: StatusArgs, others: Vec<(String, Error)>) -> Resul
     if is_incomplete(&overview, &args) {
         return Ok(ExitCode::CouldNotRun);
     }
-    Ok(ExitCode::of_check(overview.is_healthy()))
+    Ok(ExitCode::of_check(is_as_wanted(&overview, &args)))
 }
 
 /// Whether a frontend that could not be queried might know more. One node is connected to one frontend: if another one
 /// reports it as healthy, an address without a frontend does not matter.
 fn is_incomplete(overview: &Overview, args: &StatusArgs) -> bool {
     !overview.unreachable.is_empty() && (args.node.is_none() || overview.frontends.is_empty() || !overview.is_healthy())
+}
+
+/// Whether the overview shows what the command asks for: healthy nodes, and with `--wait` the streams of all of them.
+fn is_as_wanted(overview: &Overview, args: &StatusArgs) -> bool {
+    overview.is_healthy() && !is_incomplete(overview, args) && (args.wait.is_none() || overview.has_all_nodes())
 }
 
 /// Queries all frontends; with `--wait` until all nodes are in sync. `has_others`: frontends that have no address.
@@ -61,8 +66,7 @@ async fn query(args: &StatusArgs, has_others: bool) -> Result<Overview> {
         let left = deadline.saturating_duration_since(Instant::now());
         let overview = Overview::of(ask(left).await?, args, &required);
         let cannot_succeed = (has_others || !overview.unreachable.is_empty()) && args.node.is_none();
-        let is_done = overview.is_healthy() && !is_incomplete(&overview, args);
-        if is_done || cannot_succeed || Instant::now() + POLL_INTERVAL > deadline {
+        if is_as_wanted(&overview, args) || cannot_succeed || Instant::now() + POLL_INTERVAL > deadline {
             return Ok(overview);
         }
         sleep(POLL_INTERVAL).await;

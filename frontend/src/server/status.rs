@@ -1,4 +1,5 @@
-//! The call `Status`: the state of the frontend and its nodes, at once or when all nodes have programmed a revision.
+//! The call `Status`: the state of the frontend and its nodes, at once or when all connected nodes have programmed a
+//! revision.
 
 use std::time::Duration;
 
@@ -63,7 +64,6 @@ pub(super) fn response(
 ) -> v1::StatusResponse {
     let fleet = context.streams.fleet();
     let watches = context.freshness.snapshot().into_iter().map(kind).collect();
-    let programmed = fleet.programmed_on_all_nodes();
     // Commits need the log.
     let of_log = {
         let log = context.cluster.log();
@@ -71,12 +71,12 @@ pub(super) fn response(
             revision: log.revision().0,
             service_ports: log.service_ports as u64,
             endpoints: log.endpoints as u64,
-            programmed_on_all_nodes: programmed.unwrap_or_else(|| log.revision()).0,
             ..v1::StatusResponse::default()
         }
     };
     let response = v1::StatusResponse {
         nodes: nodes(&fleet, &request.node),
+        programmed_on_all_nodes: fleet.programmed_on_all_nodes().map(|revision| revision.0),
         nodes_without_backend: fleet.disconnected().count() as u64,
         ready: context.cluster.is_ready(),
         started_micros: unix_micros(context.started),

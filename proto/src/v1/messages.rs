@@ -344,8 +344,9 @@ pub struct ClusterInfo {
     #[prost(message, repeated, tag = "1")]
     pub service_cidrs: ::prost::alloc::vec::Vec<Cidr>,
 }
-/// The frontend responds when all nodes have programmed `until_revision`, or after `wait_millis`, whichever is first.
-/// The response does not say which: compare `programmed_on_all_nodes`.
+/// The frontend responds when all nodes with a backend here have programmed `until_revision`, or after `wait_millis`,
+/// whichever is first; without such a node at once. The response does not say which: compare `programmed_on_all_nodes`
+/// and `nodes_without_backend`.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StatusRequest {
     /// longest time to wait; 0: respond at once; at most 600000
@@ -376,10 +377,10 @@ pub struct StatusResponse {
     pub nodes: ::prost::alloc::vec::Vec<NodeStatus>,
     #[prost(message, repeated, tag = "6")]
     pub problems: ::prost::alloc::vec::Vec<Problem>,
-    /// The newest revision that every node with a backend here has programmed, except for `failures`; `revision` if there
-    /// are no backends. Decreases when a backend connects with an older state.
-    #[prost(uint64, tag = "7")]
-    pub programmed_on_all_nodes: u64,
+    /// The newest revision that every node with a backend here has programmed, except for `failures`; absent if no node
+    /// has one. Decreases when a backend connects with an older state.
+    #[prost(uint64, optional, tag = "7")]
+    pub programmed_on_all_nodes: ::core::option::Option<u64>,
     /// nodes of the cluster without a backend connected to this replica
     #[prost(uint64, tag = "8")]
     pub nodes_without_backend: u64,

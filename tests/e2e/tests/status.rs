@@ -43,13 +43,16 @@ fn exit_code_tells_whether_all_nodes_are_in_sync() {
     assert_eq!((code, &document["healthy"]), (0, &true.into()), "{document:#}");
     assert_eq!(states(&document), all("healthy"));
     assert_eq!(document["nodes"][0]["backend"], "nftables");
+    assert_eq!(document["summary"]["programmed"], 2, "{document:#}");
+    assert_eq!(document["frontends"][0]["programmed_on_all_nodes"], document["frontends"][0]["revision"]);
 
     deployment.stop_backends(Signal::SIGKILL);
     let (code, document) = status(&deployment, &["--wait", "1s"]);
     assert_eq!(code, 1, "{document:#}");
-    assert_eq!(states(&document), all("without_stream"));
+    assert_eq!(states(&document), all("not_connected_here"));
+    assert!(document["frontends"][0]["programmed_on_all_nodes"].is_null(), "{document:#}");
     let (code, document) = status(&deployment, &["--node", "node-a"]);
-    assert_eq!((code, states(&document)), (1, all("without_stream")[..1].to_vec()));
+    assert_eq!((code, states(&document)), (1, all("not_connected_here")[..1].to_vec()));
 
     deployment.start_backends();
     let (code, document) = status(&deployment, &["--wait", "60s"]);

@@ -12,6 +12,7 @@ use crate::cli::StatusArgs;
 /// All nodes, as all frontends see them.
 #[derive(Debug)]
 pub(super) struct Overview {
+    pub(super) scope: Scope,
     /// The frontends that answered, each once, with their addresses. Their nodes are in `nodes`.
     pub(super) frontends: Vec<(String, StatusResponse)>,
     /// Those that did not.
@@ -23,6 +24,15 @@ pub(super) struct Overview {
     /// Pods that wait until no node sends them new connections, the longest first. Each asks all frontends; this is the
     /// answer of the one that has the most to wait for.
     pub(super) drains: Vec<WaitingDrain>,
+}
+
+/// What the answers are about. A frontend knows only its own streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Scope {
+    AllReplicas,
+    /// Only the frontend behind a socket was asked. Other nodes may be connected to other replicas.
+    OneReplica,
 }
 
 /// One node.
@@ -52,13 +62,37 @@ pub(super) enum NodeHealth {
     /// It rejected service ports.
     Failing,
     Healthy,
+    /// It has no stream to the replica that was asked, and may have one to another replica.
+    #[serde(rename = "not_connected_here")]
+    Elsewhere,
+}
+
+/// Why a node does not count as programmed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Missing {
+    Stream,
+    Backend,
+    Revision,
+    ServicePorts,
+}
+
+impl Scope {
+    fn of(args: &StatusArgs) -> Self {
+        match &*args.frontend.addresses {
+            [address] if address.starts_with("unix:") => Self::OneReplica,
+            _ => Self::AllReplicas,
+        }
+    }
 }
 
 impl NodeHealth {
     /// `required`: the revision that the node must have programmed.
-    fn of(status: &NodeStatus, max_lag: Duration, required: u64) -> Self {
+    fn of(status: &NodeStatus, scope: Scope, max_lag: Duration, required: u64) -> Self {
         if !status.connected {
-            Self::Absent
+            match scope {
+                Scope::AllReplicas => Self::Absent,
+                Scope::OneReplica => Self::Elsewhere,
+            }
         } else if status.role() == Role::Shadow {
             Self::Shadow
         } else if Duration::from_micros(status.lag_micros) > max_lag || status.programmed_revision < required {
@@ -81,6 +115,7 @@ impl Overview {
         args: &StatusArgs,
         required: &BTreeMap<u64, u64>,
     ) -> Self {
+        let scope = Scope::of(args);
         let (mut frontends, mut unreachable) = (Vec::<(String, StatusResponse)>::new(), Vec::new());
         for (address, answer) in answers {
             match answer {
@@ -107,7 +142,7 @@ impl Overview {
                 let row = NodeRow {
                     frontend: node.connected.then(|| address.clone()),
                     revisions_behind: status.revision.saturating_sub(node.programmed_revision),
-                    state: NodeHealth::of(&node, args.max_lag, required),
+                    state: NodeHealth::of(&node, scope, args.max_lag, required),
                     status: node,
                 };
                 if nodes.get(&row.status.node).is_none_or(|known| row.takes_precedence(known)) {
@@ -122,7 +157,7 @@ impl Overview {
         nodes.sort_by_key(|row| (row.state, Reverse(row.severity()), row.status.node.clone()));
         let mut drains: Vec<_> = drains.into_values().collect();
         drains.sort_by_key(|drain| Reverse(drain.waited_micros));
-        Self { frontends, unreachable, nodes, observers, drains }
+        Self { scope, frontends, unreachable, nodes, observers, drains }
     }
 
     /// The current revisions, by epoch.
@@ -130,11 +165,21 @@ impl Overview {
         self.frontends.iter().map(|(_, status)| (status.epoch, status.revision)).collect()
     }
 
-    /// Whether all frontends that answered are ready and follow the API, and all nodes are healthy.
+    /// Whether all frontends that answered are ready and follow the API, and all their nodes are healthy. Without any
+    /// connected node nothing is known to work.
     pub(super) fn is_healthy(&self) -> bool {
         let follows = |status: &StatusResponse| status.ready && unconfirmed(status).next().is_none();
+        let mut states = self.nodes.iter().map(|row| row.state).filter(|state| *state != NodeHealth::Elsewhere);
+
         self.frontends.iter().all(|(_, status)| follows(status))
-            && self.nodes.iter().all(|row| row.state == NodeHealth::Healthy)
+            && states.next() == Some(NodeHealth::Healthy)
+            && states.all(|state| state == NodeHealth::Healthy)
+    }
+
+    /// Whether the answers have the stream of every node, so that a revision can be said to be on all of them.
+    pub(super) fn has_all_nodes(&self) -> bool {
+        let lacks_backend = |row: &NodeRow| matches!(row.missing(), Some(Missing::Stream | Missing::Backend));
+        !self.nodes.iter().any(lacks_backend)
     }
 
     /// The number of nodes in a state.
@@ -172,6 +217,17 @@ impl NodeRow {
         Self { status, frontend: None, revisions_behind: 0, state: NodeHealth::Absent }
     }
 
+    /// What the node lacks of the current revision of its frontend; `None` if its kernel has all of it.
+    pub(super) fn missing(&self) -> Option<Missing> {
+        match self.state {
+            NodeHealth::Absent | NodeHealth::Elsewhere => Some(Missing::Stream),
+            NodeHealth::Shadow => Some(Missing::Backend),
+            _ if self.revisions_behind > 0 || self.status.programmed_revision == 0 => Some(Missing::Revision),
+            _ if self.status.failure_count > 0 || !self.status.degraded.is_empty() => Some(Missing::ServicePorts),
+            NodeHealth::Behind | NodeHealth::Degraded | NodeHealth::Failing | NodeHealth::Healthy => None,
+        }
+    }
+
     /// A connected node takes precedence over a disconnected one, a backend over a shadow, a newer stream over an older
     /// one, and of two frontends without a stream the one that had it last.
     fn takes_precedence(&self, other: &Self) -> bool {
@@ -187,7 +243,7 @@ impl NodeRow {
         match self.state {
             NodeHealth::Absent | NodeHealth::Behind => self.status.lag_micros,
             NodeHealth::Failing => self.status.failure_count,
-            NodeHealth::Shadow | NodeHealth::Degraded | NodeHealth::Healthy => 0,
+            NodeHealth::Shadow | NodeHealth::Degraded | NodeHealth::Healthy | NodeHealth::Elsewhere => 0,
         }
     }
 }

@@ -7,26 +7,30 @@ use proto::{
 use serde_json::{Value, json};
 
 use super::{
-    is_incomplete,
+    is_as_wanted,
     join::{NodeHealth, NodeRow, Overview},
     table::{addresses, key},
 };
 use crate::cli::StatusArgs;
 
 pub(super) fn of(overview: &Overview, args: &StatusArgs) -> Value {
-    let frontends: Vec<_> = overview.frontends.iter().map(|(address, status)| frontend(address, status)).collect();
+    let frontends: Vec<_> =
+        overview.frontends.iter().map(|(address, status)| frontend(address, status, overview, args)).collect();
     let unreachable = overview.unreachable.iter();
     let unreachable: Vec<_> =
         unreachable.map(|(address, error)| json!({ "address": address, "error": format!("{error:#}") })).collect();
     json!({
-        "healthy": overview.is_healthy() && !is_incomplete(overview, args),
+        "healthy": is_as_wanted(overview, args),
+        "scope": overview.scope,
         "summary": {
             "nodes": overview.nodes.len(),
+            "programmed": overview.nodes.iter().filter(|row| row.missing().is_none()).count(),
             "healthy": overview.count(NodeHealth::Healthy),
             "behind": overview.count(NodeHealth::Behind),
             "degraded": overview.count(NodeHealth::Degraded),
             "failing": overview.count(NodeHealth::Failing),
             "without_stream": overview.count(NodeHealth::Absent),
+            "not_connected_here": overview.count(NodeHealth::Elsewhere),
             "shadow": overview.count(NodeHealth::Shadow),
             "observers": overview.observers,
         },
@@ -37,7 +41,11 @@ pub(super) fn of(overview: &Overview, args: &StatusArgs) -> Value {
     })
 }
 
-fn frontend(address: &str, status: &StatusResponse) -> Value {
+fn frontend(address: &str, status: &StatusResponse, overview: &Overview, args: &StatusArgs) -> Value {
+    // A frontend speaks of its own nodes only, and with `--node` of one.
+    let is_of_all_nodes = args.node.is_none() && overview.has_all_nodes();
+    let programmed_on_all_nodes = if is_of_all_nodes { status.programmed_on_all_nodes } else { None };
+
     let watches = status.watches.iter().map(|kind| {
         let phase = match kind.phase() {
             WatchPhase::Listing | WatchPhase::Unspecified => "listing",
@@ -61,7 +69,7 @@ fn frontend(address: &str, status: &StatusResponse) -> Value {
         "ready": status.ready,
         "started_micros": status.started_micros,
         "revision": status.revision,
-        "programmed_on_all_nodes": status.programmed_on_all_nodes,
+        "programmed_on_all_nodes": programmed_on_all_nodes,
         "nodes_without_backend": status.nodes_without_backend,
         "service_ports": status.service_ports,
         "endpoints": status.endpoints,

@@ -11,11 +11,13 @@ use proto::{
     v1::{self, DrainState, StatusResponse, WaitingDrain, WatchPhase, WatchStatus},
 };
 
-use super::join::{NodeHealth, NodeRow, Overview, unconfirmed};
+use super::join::{Missing, NodeHealth, NodeRow, Overview, Scope, unconfirmed};
 use crate::{
     cli::{SHOWN_NODES, StatusArgs},
     table::Table,
 };
+
+const NOT_CONNECTED_HERE: &str = "not connected to this replica";
 
 /// Empty if no frontend answered.
 pub(super) fn render(overview: &Overview, args: &StatusArgs) -> String {
@@ -33,7 +35,7 @@ pub(super) fn render(overview: &Overview, args: &StatusArgs) -> String {
     if args.node.is_some() {
         failures(&mut text, overview);
     }
-    let _ = writeln!(text, "{}", summary(overview));
+    let _ = writeln!(text, "{}", summary(overview, args));
     text
 }
 
@@ -61,12 +63,14 @@ fn nodes(text: &mut String, overview: &Overview, shown: usize) {
     }
     let _ = write!(text, "{table}");
     if let Some(hidden) = overview.nodes.get(shown..).filter(|hidden| !hidden.is_empty()) {
-        let healthy = hidden.iter().filter(|row| row.state == NodeHealth::Healthy).count();
+        let count = |state| hidden.iter().filter(|row| row.state == state).count();
+        let (healthy, elsewhere) = (count(NodeHealth::Healthy), count(NodeHealth::Elsewhere));
+        let others = hidden.len() - healthy - elsewhere;
+        let elsewhere = if elsewhere > 0 { format!(", {elsewhere} {NOT_CONNECTED_HERE}") } else { String::new() };
         let _ = writeln!(
             text,
-            "... and {} more: {healthy} healthy, {} not (--all lists them)",
-            hidden.len(),
-            hidden.len() - healthy
+            "... and {} more: {healthy} healthy, {others} not{elsewhere} (--all lists them)",
+            hidden.len()
         );
     }
 }
@@ -75,6 +79,7 @@ fn nodes(text: &mut String, overview: &Overview, shown: usize) {
 fn lag(row: &NodeRow) -> String {
     let lag = short(row.status.lag_micros);
     match (row.status.lag_micros, row.revisions_behind) {
+        _ if row.state == NodeHealth::Elsewhere => String::new(),
         (0, _) => String::new(),
         (_, behind) if behind > 0 && row.status.programmed_revision > 0 => format!("{lag} ({behind})"),
         _ => lag,
@@ -88,6 +93,7 @@ fn state(row: &NodeRow) -> String {
         NodeHealth::Absent => Some("no stream".to_owned()),
         NodeHealth::Behind => Some("behind".to_owned()),
         NodeHealth::Shadow => Some("shadow".to_owned()),
+        NodeHealth::Elsewhere => Some(NOT_CONNECTED_HERE.to_owned()),
         NodeHealth::Degraded | NodeHealth::Failing | NodeHealth::Healthy => None,
     };
     let rejected = status.failures.first().map(|first| {
@@ -185,16 +191,19 @@ fn confirmed(kind: &WatchStatus) -> String {
     }
 }
 
-/// One line about the nodes, one about each frontend.
-fn summary(overview: &Overview) -> String {
+/// A line about the states of the nodes, one about the revision that they have, and one about each frontend.
+fn summary(overview: &Overview, args: &StatusArgs) -> String {
     let count = |state| overview.count(state);
+    let without_stream = match overview.scope {
+        Scope::AllReplicas => format!("{} without a stream", count(NodeHealth::Absent)),
+        Scope::OneReplica => format!("{} {NOT_CONNECTED_HERE}", count(NodeHealth::Elsewhere)),
+    };
     let mut text = format!(
-        "{} nodes: {} healthy, {} behind, {} with rejected service ports, {} without a stream",
+        "{} nodes: {} healthy, {} behind, {} with rejected service ports, {without_stream}",
         overview.nodes.len(),
         count(NodeHealth::Healthy),
         count(NodeHealth::Behind),
         count(NodeHealth::Failing),
-        count(NodeHealth::Absent),
     );
     for (state, name) in [(NodeHealth::Degraded, "degraded"), (NodeHealth::Shadow, "with only a shadow")] {
         if count(state) > 0 {
@@ -204,18 +213,54 @@ fn summary(overview: &Overview) -> String {
     if overview.observers > 0 {
         let _ = write!(text, "; {} observers", overview.observers);
     }
+    if args.node.is_none() {
+        let _ = write!(text, "\n{}", programmed(overview));
+    }
     for (address, status) in &overview.frontends {
         let _ = write!(text, "\n{address}: {}", frontend(status));
     }
     text
 }
 
+/// On how many nodes the current revision is programmed, and what the others lack.
+fn programmed(overview: &Overview) -> String {
+    // A frontend does not know what nodes of other replicas lack.
+    let is_counted = |row: &&NodeRow| row.state != NodeHealth::Elsewhere;
+    let lacking: Vec<_> = overview.nodes.iter().filter(is_counted).map(NodeRow::missing).collect();
+    let programmed = lacking.iter().filter(|missing| missing.is_none()).count();
+    let mut text = match (overview.scope, lacking.len()) {
+        (Scope::AllReplicas, 0) => "no node is known".to_owned(),
+        (Scope::AllReplicas, all) if programmed == all => format!("programmed on all {all} nodes"),
+        (Scope::AllReplicas, all) => format!("programmed on {programmed} of {all} nodes"),
+        (Scope::OneReplica, 0) => "no node is connected to this replica".to_owned(),
+        (Scope::OneReplica, all) => format!("programmed on {programmed} of the {all} nodes connected to this replica"),
+    };
+
+    let mut separator = "; ";
+    for (missing, one, several) in [
+        (Missing::Stream, "has no stream", "have no stream"),
+        (Missing::Backend, "has only a shadow", "have only a shadow"),
+        (Missing::Revision, "has an older revision", "have an older revision"),
+        (Missing::ServicePorts, "rejects service ports", "reject service ports"),
+    ] {
+        let count = lacking.iter().filter(|lacks| **lacks == Some(missing)).count();
+        if count > 0 {
+            let _ = write!(text, "{separator}{count} {}", if count == 1 { one } else { several });
+            separator = ", ";
+        }
+    }
+    text
+}
+
 fn frontend(status: &StatusResponse) -> String {
     let StatusResponse { revision, service_ports, endpoints, programmed_on_all_nodes, .. } = status;
-    let mut text = format!(
-        "revision {revision}, programmed on all nodes {programmed_on_all_nodes}, {service_ports} service ports, \
-         {endpoints} endpoints"
-    );
+    let programmed = match *programmed_on_all_nodes {
+        None => ", no connected node".to_owned(),
+        Some(0) => ", not yet on every connected node".to_owned(),
+        Some(programmed) if programmed >= *revision => " on every connected node".to_owned(),
+        Some(programmed) => format!(", {programmed} on every connected node"),
+    };
+    let mut text = format!("revision {revision}{programmed}, {service_ports} service ports, {endpoints} endpoints");
     if !status.ready {
         text.push_str(", not ready: first list of all objects pending");
     }

@@ -9,6 +9,7 @@ use proto::v1::{
 };
 
 use super::{
+    is_as_wanted,
     join::{NodeHealth, Overview},
     json, table,
 };
@@ -49,12 +50,13 @@ fn failing(name: &str, programmed: u64) -> NodeStatus {
 }
 
 fn frontend(epoch: u64, revision: u64, nodes: Vec<NodeStatus>) -> StatusResponse {
+    let backends = nodes.iter().filter(|node| node.connected && node.role() == Role::Backend);
     StatusResponse {
         epoch,
         revision,
         service_ports: 7,
         endpoints: 21,
-        programmed_on_all_nodes: revision,
+        programmed_on_all_nodes: backends.map(|node| node.programmed_revision).min(),
         ready: true,
         nodes,
         ..StatusResponse::default()
@@ -73,7 +75,17 @@ fn join_requiring(
     Overview::of(answers.into_iter().map(|(address, answer)| (address.to_owned(), answer)).collect(), args, required)
 }
 
+/// Of a command that asks all replicas.
 fn args(args: &[&str]) -> StatusArgs {
+    parse(&[&["--frontend", "https://frontends:7600"], args].concat())
+}
+
+/// Of a command that asks one replica at its socket.
+fn socket_args(args: &[&str]) -> StatusArgs {
+    parse(&[&["--frontend", "unix:/s"], args].concat())
+}
+
+fn parse(args: &[&str]) -> StatusArgs {
     match crate::cli::parse([&["fairlead", "status"], args].concat()).unwrap().cli.command {
         Command::Status(args) => args,
         other => panic!("{other:?}"),
@@ -108,7 +120,8 @@ b      nftables   0.1.0     9          -          1ms          rejected: default
 a      nftables   0.1.0     9          -          1ms          ok
 d      nftables   0.1.0     9          4.0s       1ms          ok
 6 nodes: 2 healthy, 1 behind, 1 with rejected service ports, 2 without a stream
-unix:/s: revision 9, programmed on all nodes 9, 7 service ports, 21 endpoints
+programmed on 2 of 6 nodes; 2 have no stream, 1 has an older revision, 1 rejects service ports
+unix:/s: revision 9, 7 on every connected node, 7 service ports, 21 endpoints
 ";
     assert_eq!(table::render(&overview, &args(&[])), expected);
 }
@@ -140,10 +153,75 @@ c      -          -         -          20.0s   -            no stream   -
 a      nftables   0.1.0     9          -       1ms          ok          https://a
 b      nftables   0.1.0     4          -       1ms          ok          https://b
 3 nodes: 2 healthy, 0 behind, 0 with rejected service ports, 1 without a stream; 1 observers
-https://a: revision 9, programmed on all nodes 9, 7 service ports, 21 endpoints
-https://b: revision 4, programmed on all nodes 4, 7 service ports, 21 endpoints
+programmed on 2 of 3 nodes; 1 has no stream
+https://a: revision 9 on every connected node, 7 service ports, 21 endpoints
+https://b: revision 4 on every connected node, 7 service ports, 21 endpoints
 ";
     assert_eq!(table::render(&overview, &args(&[])), expected);
+}
+
+/// No node has anything: the newest revision is none that nodes have programmed.
+#[test]
+fn revision_without_any_backend_is_programmed_nowhere() {
+    let overview = join(vec![("https://a", Ok(frontend(1, 4, vec![absent("a", 9), absent("b", 9)])))], &args(&[]));
+
+    assert!(!overview.is_healthy());
+    let expected = "\
+2 nodes: 0 healthy, 0 behind, 0 with rejected service ports, 2 without a stream
+programmed on 0 of 2 nodes; 2 have no stream
+https://a: revision 4, no connected node, 7 service ports, 21 endpoints
+";
+    let text = table::render(&overview, &args(&[]));
+    assert!(text.ends_with(expected), "{text}");
+    let document = json::of(&overview, &args(&[]));
+    assert!(document["frontends"][0]["programmed_on_all_nodes"].is_null(), "{document}");
+    assert_eq!((&document["summary"]["programmed"], &document["healthy"]), (&0.into(), &false.into()));
+}
+
+#[test]
+fn number_for_all_nodes_needs_the_streams_of_all_nodes() {
+    let number = |nodes, args: &[&str]| {
+        let args = parse(&[&["--frontend", "https://frontends:7600"], args].concat());
+        let overview = join(vec![("https://a", Ok(frontend(1, 4, nodes)))], &args);
+        json::of(&overview, &args)["frontends"][0]["programmed_on_all_nodes"].as_u64()
+    };
+    assert_eq!(number(vec![node("a", 4), node("b", 3)], &[]), Some(3));
+    assert_eq!(number(vec![node("a", 4), absent("b", 9)], &[]), None);
+    let shadow = NodeStatus { role: Role::Shadow.into(), ..node("b", 4) };
+    assert_eq!(number(vec![node("a", 4), shadow], &[]), None);
+    assert_eq!(number(vec![node("a", 4)], &["--node", "a"]), None, "the answer has one node only");
+}
+
+/// Other nodes may be connected to other replicas.
+#[test]
+fn socket_of_one_replica_speaks_of_its_own_nodes() {
+    let nodes = vec![absent("a", 60), node("b", 9), behind("c", 8, 1)];
+    let overview = join(vec![("unix:/s", Ok(frontend(1, 9, nodes)))], &socket_args(&[]));
+
+    assert!(overview.is_healthy() && is_as_wanted(&overview, &socket_args(&[])));
+    assert!(!is_as_wanted(&overview, &socket_args(&["--wait"])), "a node may have no stream at all");
+    let expected = "\
+NODE   BACKEND    VERSION   REVISION   LAG        APPLIED IN   STATE
+b      nftables   0.1.0     9          -          1ms          ok
+c      nftables   0.1.0     8          1.0s (1)   1ms          ok
+a      -          -         -          -          -            not connected to this replica
+3 nodes: 2 healthy, 0 behind, 0 with rejected service ports, 1 not connected to this replica
+programmed on 1 of the 2 nodes connected to this replica; 1 has an older revision
+unix:/s: revision 9, 8 on every connected node, 7 service ports, 21 endpoints
+";
+    assert_eq!(table::render(&overview, &socket_args(&[])), expected);
+    let document = json::of(&overview, &socket_args(&[]));
+    assert_eq!((&document["scope"], &document["healthy"]), (&"one_replica".into(), &true.into()));
+    assert_eq!(document["nodes"][2]["state"], "not_connected_here");
+    assert!(document["frontends"][0]["programmed_on_all_nodes"].is_null(), "{document}");
+
+    let elsewhere = join(vec![("unix:/s", Ok(frontend(1, 9, vec![absent("a", 60)])))], &socket_args(&[]));
+    assert!(!elsewhere.is_healthy(), "no node is known to work");
+    let text = table::render(&elsewhere, &socket_args(&[]));
+    assert!(text.contains("\nno node is connected to this replica\n"), "{text}");
+    let nodes = (0..100).map(|number| absent(&format!("node-{number}"), 3)).collect();
+    let text = table::render(&join(vec![("unix:/s", Ok(frontend(1, 9, nodes)))], &socket_args(&[])), &socket_args(&[]));
+    assert!(text.contains("... and 60 more: 0 healthy, 0 not, 60 not connected to this replica (--all"), "{text}");
 }
 
 #[test]
@@ -174,10 +252,10 @@ fn long_lists_of_nodes_are_cut() {
     let overview = join(vec![("unix:/s", Ok(frontend(1, 9, nodes)))], &args(&[]));
     let text = table::render(&overview, &args(&[]));
     let lines: Vec<_> = text.lines().collect();
-    assert_eq!(lines.len(), 1 + 40 + 3);
+    assert_eq!(lines.len(), 1 + 40 + 4);
     assert!(lines[1].starts_with("node-4000"));
     assert_eq!(lines[41], "... and 4960 more: 4960 healthy, 0 not (--all lists them)");
-    assert_eq!(table::render(&overview, &args(&["--all"])).lines().count(), 1 + 5000 + 2);
+    assert_eq!(table::render(&overview, &args(&["--all"])).lines().count(), 1 + 5000 + 3);
 }
 
 #[test]
@@ -222,8 +300,9 @@ FRONTEND   KIND   CONFIRMED   LISTS   FAILURES   LAST ERROR
 unix:/s    Node   3.0s ago    2       1          refused
 
 1 nodes: 1 healthy, 0 behind, 0 with rejected service ports, 0 without a stream
-unix:/s: revision 9, programmed on all nodes 9, 7 service ports, 21 endpoints, not ready: first list of all objects pending, 1 invalid objects (--problems lists them)
-unix:/t: revision 9, programmed on all nodes 9, 7 service ports, 21 endpoints, 1 invalid objects (--problems lists them)
+programmed on all 1 nodes
+unix:/s: revision 9 on every connected node, 7 service ports, 21 endpoints, not ready: first list of all objects pending, 1 invalid objects (--problems lists them)
+unix:/t: revision 9, no connected node, 7 service ports, 21 endpoints, 1 invalid objects (--problems lists them)
 ";
     assert_eq!(table::render(&overview, &args(&["--problems"])), expected);
 }
@@ -246,8 +325,8 @@ fn frontend_that_does_not_follow_the_api_is_named() {
     assert!(!lost.is_healthy());
     assert_eq!(json::of(&lost, &args(&[]))["healthy"], false);
     let expected = "\
-unix:/a: revision 3, programmed on all nodes 3, 7 service ports, 21 endpoints, does not follow the API: Service, EndpointSlice not confirmed for 5m37s (--problems has the errors)
-unix:/b: revision 17, programmed on all nodes 17, 7 service ports, 21 endpoints
+unix:/a: revision 3 on every connected node, 7 service ports, 21 endpoints, does not follow the API: Service, EndpointSlice not confirmed for 5m37s (--problems has the errors)
+unix:/b: revision 17 on every connected node, 7 service ports, 21 endpoints
 ";
     let text = table::render(&lost, &args(&[]));
     assert!(text.ends_with(expected), "{text}");

@@ -87,7 +87,7 @@ async fn ack(stream: &Stream, revision: u64, failures: Vec<v1::ServicePortFailur
 async fn disconnected_nodes_are_listed() {
     let server = server(&["node-1", "node-2"]).await;
     let status = server.status().await;
-    assert_eq!((status.nodes_without_backend, status.programmed_on_all_nodes), (2, status.revision));
+    assert_eq!((status.nodes_without_backend, status.programmed_on_all_nodes), (2, None));
     assert!(status.nodes.iter().all(|node| !node.connected && node.lag_micros > 0), "{:?}", status.nodes);
     let mut stream = server.hello(hello("node-2")).await;
     stream.commit().await;
@@ -111,7 +111,7 @@ async fn observer_does_not_count_as_backend() {
     let mut stream = server.hello(v1::Hello { role: v1::Role::Observer.into(), ..hello("node-1") }).await;
     receive(&mut stream).await;
     let status = until(&server, |status| status.nodes.len() == 2).await;
-    assert_eq!((status.nodes_without_backend, status.programmed_on_all_nodes), (1, status.revision));
+    assert_eq!((status.nodes_without_backend, status.programmed_on_all_nodes), (1, None));
     assert_eq!(status.nodes[0].role(), v1::Role::Observer);
 }
 
@@ -122,13 +122,13 @@ async fn node_without_ack_lags_since_the_commit() {
     acking.commit().await;
     silent.commit().await;
     let before = until(&server, |status| status.nodes.iter().all(|node| node.lag_micros == 0)).await;
-    assert_eq!(before.programmed_on_all_nodes, before.revision);
+    assert_eq!(before.programmed_on_all_nodes, Some(before.revision));
     let begun = Instant::now();
     server.updates.send(SourceUpdate::Apply(slice(1, 5))).await.unwrap();
     acking.commit().await;
     let revision = receive(&mut silent).await;
     let status = until(&server, |status| of(status, "node-1").programmed_revision == revision).await;
-    assert_eq!(status.programmed_on_all_nodes, before.revision);
+    assert_eq!(status.programmed_on_all_nodes, Some(before.revision));
     assert_eq!((of(&status, "node-1").lag_micros, of(&status, "node-2").acked_revision), (0, before.revision));
     // Later changes do not shorten the lag, which keeps growing.
     server.updates.send(SourceUpdate::Apply(slice(1, 6))).await.unwrap();
@@ -142,7 +142,7 @@ async fn node_without_ack_lags_since_the_commit() {
     // The next change is sent once the first is acknowledged.
     ack(&silent, revision, Vec::new()).await;
     silent.commit().await;
-    let after = until(&server, |status| status.programmed_on_all_nodes == status.revision).await;
+    let after = until(&server, |status| status.programmed_on_all_nodes == Some(status.revision)).await;
     assert_eq!(of(&after, "node-2").lag_micros, 0);
 }
 
@@ -155,7 +155,7 @@ async fn change_without_effect_on_a_node_counts_as_programmed() {
     server.updates.send(SourceUpdate::Apply(node("node-2"))).await.unwrap();
     let after = until(&server, |status| status.revision > before.revision).await;
     let after = ask(&server, wait(after.revision, LONG)).await.unwrap();
-    assert_eq!(after.programmed_on_all_nodes, after.revision);
+    assert_eq!(after.programmed_on_all_nodes, Some(after.revision));
     let node = of(&after, "node-1");
     assert_eq!((node.acked_revision, node.programmed_revision), (before.revision, after.revision));
 }
@@ -169,15 +169,15 @@ async fn response_waits_until_the_revision_is_programmed() {
     let begun = Instant::now();
     let late = ask(&server, wait(revision, Duration::from_millis(50))).await.unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(50));
-    assert_eq!(late.programmed_on_all_nodes, 0);
+    assert_eq!(late.programmed_on_all_nodes, Some(0));
     let waiting = ask(&server, wait(0, LONG));
     let acking = async {
         sleep(Duration::from_millis(20)).await;
         ack(&stream, revision, Vec::new()).await;
     };
     let (reached, ()) = tokio::join!(waiting, acking);
-    assert_eq!(reached.unwrap().programmed_on_all_nodes, revision);
-    assert_eq!(ask(&server, wait(revision, LONG)).await.unwrap().programmed_on_all_nodes, revision);
+    assert_eq!(reached.unwrap().programmed_on_all_nodes, Some(revision));
+    assert_eq!(ask(&server, wait(revision, LONG)).await.unwrap().programmed_on_all_nodes, Some(revision));
     // A future revision is waited for too.
     let waiting = ask(&server, wait(revision + 1, LONG));
     let changing = async {
@@ -185,7 +185,7 @@ async fn response_waits_until_the_revision_is_programmed() {
         stream.commit().await;
     };
     let (reached, _) = tokio::join!(waiting, changing);
-    assert_eq!(reached.unwrap().programmed_on_all_nodes, revision + 1);
+    assert_eq!(reached.unwrap().programmed_on_all_nodes, Some(revision + 1));
 }
 
 #[tokio::test]
@@ -200,7 +200,7 @@ async fn waiting_ends_for_another_epoch_and_at_the_shutdown() {
         server.trigger.fire();
     };
     let (answer, ()) = tokio::join!(ask(&server, own), stopping);
-    assert!(answer.unwrap().programmed_on_all_nodes < 1 << 40);
+    assert!(answer.unwrap().programmed_on_all_nodes < Some(1 << 40));
 }
 
 #[tokio::test]
@@ -275,10 +275,10 @@ async fn newest_stream_represents_the_node() {
     receive(&mut old).await;
     let mut new = server.hello(hello("node-1")).await;
     new.commit().await;
-    let status = until(&server, |status| status.programmed_on_all_nodes == status.revision).await;
+    let status = until(&server, |status| status.programmed_on_all_nodes == Some(status.revision)).await;
     assert_eq!((status.nodes.len(), status.nodes_without_backend), (2, 0));
     // When it ends, the older one does.
     drop(new);
     let status = until(&server, |status| status.nodes.len() == 1).await;
-    assert_eq!((status.programmed_on_all_nodes, status.nodes_without_backend), (0, 0));
+    assert_eq!((status.programmed_on_all_nodes, status.nodes_without_backend), (Some(0), 0));
 }
