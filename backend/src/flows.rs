@@ -12,11 +12,14 @@
 //! queue: those who record compare two states, and add to what the thread has not done yet, up to a limit. So one
 //! cleanup follows several changes, and a VIP that existed between two cleanups only is known to the next one.
 //!
-//! Of what is due, connections are reset first, then UDP flows are deleted, then half-open connections; after each
-//! round the thread begins again. So a reset waits for one pass over UDP flows and one over half-open connections at
-//! most, and cleanups cannot starve it, nor it them: after resets the thread rests from them for ten times as long as
-//! they took, and after a cleanup from cleanups for as long as that took. Rules of resets that are revoked are removed
-//! sooner: between two slices of UDP flows, or after one pass over TCP connections.
+//! The cost of a pass is that of the table and not that of the change, so passes are few. TCP connections are listed
+//! only after an endpoint departed or a VIP changed. The first pass follows at once; then the thread rests from passes
+//! of that kind for many times as long as it took (`rest`), and the next pass is one for all changes meanwhile.
+//!
+//! Of what is due, connections are reset first, then UDP flows are deleted, then half-open connections; after each pass
+//! the thread begins again. So a reset waits for one pass at most, and because of the rests no kind starves another
+//! one. Rules of resets that are revoked are removed sooner: between two slices of UDP flows, or after one pass over
+//! TCP connections.
 //!
 //! Flows are compared with the newest state, even while that is being programmed, except for the service ports in which
 //! it differs from the kernel: a flow to an endpoint that is about to be added is not stale. Nothing follows from a
@@ -29,6 +32,7 @@ mod pending;
 mod quota;
 mod requests;
 mod resets;
+mod rest;
 mod table;
 mod udp;
 mod vips;
@@ -36,11 +40,16 @@ mod worker;
 
 use std::{sync::Arc, thread, time::Duration};
 
-use runtime::{TokenBucket, failure::Repeated};
+use runtime::TokenBucket;
 use tokio::{sync::watch, time::Instant};
 use tracing::error;
 
-use self::{requests::Requests, resets::Rejecter, table::KernelFlowTable, worker::Worker};
+use self::{
+    requests::Requests,
+    resets::Rejecter,
+    table::KernelFlowTable,
+    worker::{AllPasses, Worker},
+};
 use crate::{Nat, NodeState, Progress, dataplane::NodePortAddresses, metrics::Metrics};
 pub(crate) use pending::PendingFlows;
 pub use resets::remove_reset_rules;
@@ -91,8 +100,7 @@ impl Flows {
             rejecter: Rejecter::new(nat),
             progress,
             metrics,
-            cleanups: Repeated::default(),
-            resets: Repeated::default(),
+            passes: AllPasses::new(),
             lines: TokenBucket::full(Instant::now()),
         })
     }

@@ -26,6 +26,7 @@ use netlink::conntrack::Flow;
 use proto::model::{Endpoint, IpFamily, PerFamily, ServicePortKey};
 
 use super::{
+    rest::Rest,
     table::FlowTable,
     vips::{FlowVips, PassLimit, vips_of},
 };
@@ -33,6 +34,10 @@ use crate::{NodeState, ServicePortState, dataplane::Vip};
 
 /// How long a connection is half-open before it is deleted. A client repeats its SYN after a second.
 pub(super) const GRACE: Duration = Duration::from_millis(500);
+
+/// The rest after a pass: passes take a hundredth of a core, or more if the table is so large that a pass takes more
+/// than 70 ms. A client that repeats its SYN after 1, 3 and 7 s does not wait for another one.
+pub(super) const REST: Rest = Rest { factor: 99, shortest: Duration::ZERO, longest: Duration::from_secs(7) };
 
 /// The most endpoints that are remembered of a service port.
 pub(super) const MAX_DEPARTED: usize = 1024;

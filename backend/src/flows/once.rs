@@ -24,7 +24,7 @@ pub(crate) fn delete_half_open(before: &NodeState, after: &NodeState) -> Result<
     let departed = before.diff(after).filter_map(|change| change.departed()).collect();
     pending.committed(Some(departed), &Changes::between(before, after), after);
     pending.prepare(after);
-    pending.programmed(false, true, iter::empty());
+    pending.programmed(false, iter::empty());
     let Some(half_open) = pending.take_half_open() else { return Ok(0) };
     half_open.clean_up(&table(), &after.node().addresses, |_| true)
 }

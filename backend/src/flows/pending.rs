@@ -10,7 +10,7 @@ use std::{
     collections::{BTreeSet, btree_map::Entry},
     mem,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use proto::model::{Endpoint, Protocol, ServicePortKey};
@@ -33,9 +33,6 @@ const MAX_WITHDRAWN: usize = 65_536;
 /// others stay.
 const MAX_WAITING: usize = 16_384;
 
-/// For how long half-open connections wait for the end of a change, which one tenant may postpone for ever.
-const MAX_UNFINISHED: Duration = Duration::from_secs(30);
-
 /// What the follower and the programmer have told the thread, and what of it is not done yet: UDP flows and half-open
 /// connections to be deleted, and connections to be reset.
 #[derive(Debug)]
@@ -47,9 +44,6 @@ pub(crate) struct PendingFlows {
     changed: ChangedPorts,
     /// Those of TCP whose change is programmed.
     half_open: ChangedPorts,
-    /// Since when no state was programmed completely, or half-open connections were listed in between: they are listed
-    /// once for a large change, unless it takes long. `None`: the newest state is.
-    unfinished_since: Option<Instant>,
     /// The VIPs that UDP service ports have lost, and whose flows were not deleted yet.
     withdrawn: WithdrawnVips,
     withdrawn_quota: NamespaceQuota,
@@ -81,7 +75,6 @@ impl PendingFlows {
             state,
             changed: ChangedPorts::new(),
             half_open: ChangedPorts::new(),
-            unfinished_since: Some(Instant::now()),
             withdrawn: WithdrawnVips::new(),
             withdrawn_quota: NamespaceQuota::new(MAX_WITHDRAWN),
             overflows: CountedLog::default(),
@@ -179,12 +172,11 @@ impl PendingFlows {
         false
     }
 
-    /// A call has programmed what was recorded last, except for these service ports: some that cannot be, and, unless
-    /// it `is_finished`, some that will be.
+    /// A call has programmed what was recorded last, except for these service ports: some that cannot be, and some that
+    /// will be.
     pub(crate) fn programmed<'a>(
         &mut self,
         is_reconcile: bool,
-        is_finished: bool,
         failed: impl Iterator<Item = &'a ServicePortKey>,
     ) -> bool {
         let Self { state, changed, half_open, .. } = self;
@@ -198,7 +190,6 @@ impl PendingFlows {
         };
         let is_programmed =
             |key: &ServicePortKey, departed: &mut BTreeSet<Endpoint>| !is_failed(key) && !has_any(key, departed);
-        self.unfinished_since = if is_finished { None } else { self.unfinished_since.or_else(|| Some(Instant::now())) };
         self.is_udp_due |= is_reconcile || self.is_node_changed;
         for (key, departed) in changed.extract_if(.., is_programmed) {
             match key.protocol {
@@ -233,21 +224,23 @@ impl PendingFlows {
 
     // === what follows ===
 
-    /// Whether flows may have to be deleted.
-    pub(super) fn is_cleanup_due(&self) -> bool {
-        self.is_confirmed && (self.is_udp_due || self.is_half_open_due() && !self.half_open.is_empty())
+    /// Whether UDP flows may be stale.
+    pub(super) fn is_udp_due(&self) -> bool {
+        self.is_confirmed && self.is_udp_due
     }
 
-    fn is_half_open_due(&self) -> bool {
-        self.unfinished_since.is_none_or(|since| since.elapsed() >= MAX_UNFINISHED)
+    /// Whether a change that is programmed may mislead half-open connections.
+    pub(super) fn is_half_open_due(&self) -> bool {
+        self.is_confirmed && self.half_open.keys().any(|key| !self.changed.contains_key(key))
     }
 
     /// Takes the VIPs whose flows are to be deleted, if UDP flows may be stale. Those that are withdrawn meanwhile wait
     /// for the next cleanup: this one has missed flows to them.
     pub(super) fn take_udp(&mut self) -> Option<WithdrawnVips> {
-        if !self.is_confirmed || !mem::take(&mut self.is_udp_due) {
+        if !self.is_udp_due() {
             return None;
         }
+        self.is_udp_due = false;
         let Self { changed, withdrawn, .. } = self;
         let taken: WithdrawnVips = withdrawn.extract_if(.., |_, key| !changed.contains_key(key)).collect();
         taken.values().for_each(|key| self.withdrawn_quota.release(&key.namespace));
@@ -275,15 +268,11 @@ impl PendingFlows {
     /// Takes the TCP service ports whose half-open connections are to be deleted. Without a change that misleads any
     /// there are none.
     pub(super) fn take_half_open(&mut self) -> Option<HalfOpenPorts> {
-        if !self.is_confirmed || !self.is_half_open_due() {
+        if !self.is_half_open_due() {
             return None;
         }
-        let Self { changed, half_open, unfinished_since, .. } = self;
-        let ports: ChangedPorts = half_open.extract_if(.., |key, _| !changed.contains_key(key)).collect();
-        if ports.is_empty() {
-            return None;
-        }
-        *unfinished_since = unfinished_since.map(|_| Instant::now());
+        let Self { changed, half_open, .. } = self;
+        let ports = half_open.extract_if(.., |key, _| !changed.contains_key(key)).collect();
         Some(HalfOpenPorts { ports, state: self.state.clone() })
     }
 

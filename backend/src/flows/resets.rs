@@ -31,6 +31,7 @@ use proto::model::{IpFamily, Protocol};
 
 use self::{probe::ProbeSocket, rejecter::Rejected};
 use super::{
+    rest::Rest,
     table::{FlowTable, KernelFlowTable},
     vips::PassLimit,
 };
@@ -39,27 +40,8 @@ pub(super) use departed::{Departed, Due};
 pub use leftovers::remove_reset_rules;
 pub(super) use rejecter::Rejecter;
 
-/// The shortest rest after a pass, so that at most [`PassLimit::ALL`] probes are sent in a second.
-const MIN_REST: Duration = Duration::from_secs(1);
-/// The rest after a pass, as a multiple of what it took.
-const REST_FACTOR: u32 = 10;
-/// The longest rest after passes that failed.
-const MAX_BACKOFF: Duration = Duration::from_secs(600);
-
-/// How long the thread rests after a pass.
-#[derive(Debug, Default)]
-pub(super) struct Rest {
-    /// The passes that failed since one succeeded.
-    failures: u32,
-}
-
-impl Rest {
-    pub(super) fn after(&mut self, took: Duration, is_failed: bool) -> Duration {
-        self.failures = if is_failed { self.failures.saturating_add(1) } else { 0 };
-        let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
-        MIN_REST.saturating_mul(factor).min(MAX_BACKOFF).max(took.saturating_mul(REST_FACTOR))
-    }
-}
+/// The rest after a pass: at least a second, so that at most [`PassLimit::ALL`] probes are sent in one.
+pub(super) const REST: Rest = Rest { factor: 10, shortest: Duration::from_secs(1), longest: Duration::from_secs(600) };
 
 /// Resets the connections to endpoints that are due, up to the limit of a pass, and counts all of them. `retain_due`
 /// leaves out what is not due any more once they are found.

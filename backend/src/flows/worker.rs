@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Result;
 use runtime::{
-    Backoff, TokenBucket,
+    TokenBucket,
     failure::{Recovery, Repeated},
     warn_if_news,
 };
@@ -16,19 +16,15 @@ use tokio::sync::watch;
 use tracing::{debug, info};
 
 use super::{
+    half_open,
     pending::{PendingFlows, UdpState},
     requests::{Requests, Wake},
-    resets::{Due, Rejecter, Rest, reset},
+    resets::{self, Due, Rejecter, reset},
+    rest::Rest,
     table::FlowTable,
-    udp::{FamilyCleanup, UdpVips, clean_up},
+    udp::{self, FamilyCleanup, UdpVips, clean_up},
 };
 use crate::{LINES, Progress, dataplane::NodePortAddresses, metrics::Metrics};
-
-/// The longest pause after a cleanup, which is as long as that took: half of a core at most.
-const MAX_PAUSE: Duration = Duration::from_secs(10);
-
-/// The shortest and the longest delay before a cleanup that has failed is repeated, if no change leads to one before.
-const RETRY_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// The thread waits for an event, at most for this time.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -41,60 +37,90 @@ pub(super) struct Worker<T> {
     pub(super) rejecter: Rejecter,
     pub(super) progress: watch::Sender<Progress>,
     pub(super) metrics: Arc<Metrics>,
-    pub(super) cleanups: Repeated,
-    pub(super) resets: Repeated,
+    pub(super) passes: AllPasses,
     /// Cleanups without a line of their own are logged at level DEBUG, and metrics count all.
     pub(super) lines: TokenBucket,
 }
 
-/// How a cleanup went.
-struct CleanupOutcome {
-    took: Duration,
-    has_failed: bool,
+/// The passes of each kind.
+#[derive(Debug)]
+pub(super) struct AllPasses {
+    resets: Passes,
+    udp: Passes,
+    half_open: Passes,
+}
+
+/// The passes of one kind.
+#[derive(Debug)]
+struct Passes {
+    rest: Rest,
+    /// When the next one may begin.
+    from: Instant,
+    /// The number of passes that failed since one succeeded.
+    failures: u32,
+    log: Repeated,
+    /// The log lines when failures begin and end.
+    failing: &'static str,
+    working: &'static str,
+}
+
+/// What a pass does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    Resets,
+    Udp,
+    HalfOpen,
 }
 
 impl<T: FlowTable> Worker<T> {
     pub(super) fn run(mut self) {
-        let mut retries = Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1);
-        let mut retry_at = None;
-        let mut rest = Rest::default();
-        let (mut resets_from, mut cleans_from) = (Instant::now(), Instant::now());
-        let mut is_due = false;
         loop {
-            let next_reset = self.requests.with(|pending| pending.next_reset()).map(|at| at.max(resets_from));
-            let next_cleanup = if is_due { Some(cleans_from) } else { retry_at };
-            let until = self.rejecter.until();
-            let next = [next_reset, next_cleanup, until].into_iter().flatten().min();
-            let wake = self.requests.wait(next.map_or(IDLE, |next| next.duration_since(Instant::now())));
-            let is_retry = retry_at.take_if(|at| *at <= Instant::now()).is_some();
-            is_due |= (wake == Wake::Due || is_retry) && self.requests.with(|pending| pending.is_cleanup_due());
+            let next = self.schedule().into_iter().filter_map(|(_, at)| at).chain(self.rejecter.until()).min();
+            let wake = self.requests.wait(next.map_or(IDLE, |next| next.saturating_duration_since(Instant::now())));
             remove_rules(&self.requests, &mut self.rejecter);
             if wake == Wake::Closed {
                 return self.requests.ended();
             }
+
             let now = Instant::now();
-            if resets_from <= now && self.requests.with(|pending| pending.next_reset()).is_some_and(|at| at <= now) {
-                let result = self.reset();
-                resets_from = Instant::now() + rest.after(now.elapsed(), result.is_err());
-                self.report_resets(result);
+            match self.schedule().into_iter().find(|(_, at)| at.is_some_and(|at| at <= now)) {
+                Some((Pass::Resets, _)) => self.reset(),
+                Some((Pass::Udp, _)) => self.clean_up_udp(),
+                Some((Pass::HalfOpen, _)) => self.clean_up_half_open(),
+                None => {}
             }
-            if is_due && cleans_from <= Instant::now() {
-                is_due = false;
-                let CleanupOutcome { took, has_failed } = self.clean_up();
-                cleans_from = Instant::now() + took.min(MAX_PAUSE);
-                retry_at = has_failed.then(|| Instant::now() + retries.next_delay());
-                if !has_failed {
-                    retries.reset();
-                }
-            }
-            if !is_due {
+
+            let is_idle = self.schedule().iter().all(|(pass, at)| *pass == Pass::Resets || at.is_none());
+            if is_idle {
                 self.requests.finish();
             }
         }
     }
 
-    /// Resets the connections to endpoints that are due. Returns how many of them no earlier pass has found.
-    fn reset(&mut self) -> Result<usize> {
+    /// When the next pass of each kind is due, the most urgent kind first.
+    fn schedule(&self) -> [(Pass, Option<Instant>); 3] {
+        let AllPasses { resets, udp, half_open } = &self.passes;
+        self.requests.with(|pending| {
+            let reset_at = pending.next_reset().map(|at| at.max(resets.from));
+            let udp_at = pending.is_udp_due().then_some(udp.from);
+            let half_open_at = pending.is_half_open_due().then_some(half_open.from);
+            [(Pass::Resets, reset_at), (Pass::Udp, udp_at), (Pass::HalfOpen, half_open_at)]
+        })
+    }
+
+    /// Resets connections to endpoints that are gone.
+    fn reset(&mut self) {
+        let begun = Instant::now();
+        let result = self.reset_due();
+        self.passes.resets.ended(begun.elapsed(), &result);
+        if let Ok(connections @ 1..) = result {
+            info!(connections, "resetting connections to endpoints that are gone");
+            self.progress.send_modify(|progress| progress.reset_connections += connections as u64);
+        }
+    }
+
+    /// Returns how many connections no earlier pass has found.
+    fn reset_due(&mut self) -> Result<usize> {
         let Self { requests, rejecter, .. } = self;
         let mut due = requests.with(|pending| pending.due_resets(Instant::now()));
         let retain_due = |due: &mut Due| {
@@ -108,23 +134,32 @@ impl<T: FlowTable> Worker<T> {
         Ok(requests.with(|pending| pending.departed.passed(&due, Instant::now())))
     }
 
-    /// Deletes stale UDP flows, then half-open connections.
-    fn clean_up(&mut self) -> CleanupOutcome {
+    /// Deletes the stale UDP flows of both families.
+    fn clean_up_udp(&mut self) {
         let begun = Instant::now();
-        remove_rules(&self.requests, &mut self.rejecter);
-        let udp = self.clean_up_udp();
-        remove_rules(&self.requests, &mut self.rejecter);
-        let mut rested = Duration::ZERO;
-        let half_open = self.clean_up_half_open(&mut rested);
-        let took = begun.elapsed().saturating_sub(rested);
-        let has_failed = udp.is_err() || half_open.is_err();
-        self.report_cleanup(udp, half_open, took);
-        CleanupOutcome { took, has_failed }
+        let result = self.delete_stale_udp();
+        let took = begun.elapsed();
+        self.passes.udp.ended(took, &result);
+
+        let Ok(cleanups) = result else { return };
+        let flows: usize = cleanups.iter().map(|cleanup| cleanup.deleted).sum();
+        let took_ms = took.as_micros() as f64 / 1e3;
+        let event = "deleted stale UDP flows";
+        if self.has_line(flows) {
+            info!(flows, took_ms, "{event}");
+        } else {
+            debug!(flows, took_ms, "{event}");
+        }
+        if flows > 0 {
+            self.progress.send_modify(|progress| progress.deleted_flows += flows as u64);
+        }
+        for FamilyCleanup { family, deleted, took } in cleanups {
+            self.metrics.conntrack_cleanup(family, took, deleted);
+        }
     }
 
-    /// Deletes the stale flows of both families, if there may be any. Without a state that is confirmed, none is stale.
-    /// Rules that are revoked meanwhile do not wait for the end.
-    fn clean_up_udp(&mut self) -> Result<Vec<FamilyCleanup>> {
+    /// Without a state that is confirmed, no flow is stale. Rules that are revoked meanwhile do not wait for the end.
+    fn delete_stale_udp(&mut self) -> Result<Vec<FamilyCleanup>> {
         let Self { ref requests, ref table, ref nodeport_addresses, ref mut rejecter, .. } = *self;
         let Some(withdrawn) = requests.with(PendingFlows::take_udp) else { return Ok(Vec::new()) };
         let (mut compared, mut was_unconfirmed) = (None, false);
@@ -147,8 +182,25 @@ impl<T: FlowTable> Worker<T> {
         result
     }
 
-    /// Deletes the half-open connections that changes have left behind. Lists none without such a change.
-    fn clean_up_half_open(&self, rested: &mut Duration) -> Result<usize> {
+    /// Deletes the half-open connections that changes have left behind.
+    fn clean_up_half_open(&mut self) {
+        let begun = Instant::now();
+        let mut rested = Duration::ZERO;
+        let result = self.delete_half_open(&mut rested);
+        let took = begun.elapsed().saturating_sub(rested);
+        self.passes.half_open.ended(took, &result);
+
+        let Ok(connections) = result else { return };
+        let took_ms = took.as_micros() as f64 / 1e3;
+        let event = "deleted half-open TCP connections to endpoints that departed or to new VIPs";
+        if self.has_line(connections) {
+            info!(connections, took_ms, "{event}");
+        } else {
+            debug!(connections, took_ms, "{event}");
+        }
+    }
+
+    fn delete_half_open(&self, rested: &mut Duration) -> Result<usize> {
         let Self { requests, table, nodeport_addresses, .. } = self;
         let Some(half_open) = requests.with(PendingFlows::take_half_open) else { return Ok(0) };
         let addresses = nodeport_addresses.of_node(half_open.state.node());
@@ -162,39 +214,42 @@ impl<T: FlowTable> Worker<T> {
         result
     }
 
-    /// Reports what each half has deleted, also if the other one has failed.
-    fn report_cleanup(&mut self, cleanups: Result<Vec<FamilyCleanup>>, half_open: Result<usize>, took: Duration) {
-        let errors = [cleanups.as_ref().err(), half_open.as_ref().err()].into_iter().flatten();
-        let errors: Vec<_> = errors.map(|error| format!("{error:#}")).collect();
-        let error = (!errors.is_empty()).then(|| errors.join("; "));
-        let failing = "cannot delete stale flows, retrying";
-        log_failure(&mut self.cleanups, error, failing, "stale flows can be deleted again");
-        let connections = half_open.unwrap_or_default();
-        let flows: usize = cleanups.iter().flatten().map(|cleanup| cleanup.deleted).sum();
-        let took_ms = took.as_micros() as f64 / 1e3;
-        let event = "deleted stale UDP flows, and half-open TCP connections to endpoints that departed or to new VIPs";
-        if flows + connections > 0 && self.lines.take(LINES, tokio::time::Instant::now()).is_ok() {
-            info!(flows, connections, took_ms, "{event}");
-        } else {
-            debug!(flows, connections, took_ms, "{event}");
-        }
-        let Ok(cleanups) = cleanups else { return };
-        if flows > 0 {
-            self.progress.send_modify(|progress| progress.deleted_flows += flows as u64);
-        }
-        for FamilyCleanup { family, deleted, took } in cleanups {
-            self.metrics.conntrack_cleanup(family, took, deleted);
+    /// Whether a cleanup that has deleted something gets a log line.
+    fn has_line(&mut self, deleted: usize) -> bool {
+        deleted > 0 && self.lines.take(LINES, tokio::time::Instant::now()).is_ok()
+    }
+}
+
+// === impl AllPasses ===
+
+impl AllPasses {
+    pub(super) fn new() -> Self {
+        let resets = ("cannot reset connections to endpoints that are gone", "connections can be reset again");
+        let udp = ("cannot delete stale UDP flows, retrying", "stale UDP flows can be deleted again");
+        let half_open =
+            ("cannot delete half-open TCP connections, retrying", "half-open TCP connections can be deleted again");
+        Self {
+            resets: Passes::new(resets::REST, resets),
+            udp: Passes::new(udp::REST, udp),
+            half_open: Passes::new(half_open::REST, half_open),
         }
     }
+}
 
-    fn report_resets(&mut self, result: Result<usize>) {
+// === impl Passes ===
+
+impl Passes {
+    fn new(rest: Rest, (failing, working): (&'static str, &'static str)) -> Self {
+        Self { rest, from: Instant::now(), failures: 0, log: Repeated::default(), failing, working }
+    }
+
+    /// A pass has ended, after this time.
+    fn ended<R>(&mut self, took: Duration, result: &Result<R>) {
+        self.failures = if result.is_ok() { 0 } else { self.failures.saturating_add(1) };
+        self.from = Instant::now() + self.rest.after(took, self.failures);
+
         let error = result.as_ref().err().map(|error| format!("{error:#}"));
-        let failing = "cannot reset connections to endpoints that are gone";
-        log_failure(&mut self.resets, error, failing, "connections can be reset again");
-        if let Ok(connections @ 1..) = result {
-            info!(connections, "resetting connections to endpoints that are gone");
-            self.progress.send_modify(|progress| progress.reset_connections += connections as u64);
-        }
+        log_failure(&mut self.log, error, self.failing, self.working);
     }
 }
 

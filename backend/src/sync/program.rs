@@ -299,8 +299,7 @@ impl<B: Backend> Programmer<B> {
         });
         let completed: Vec<_> = completed.collect();
         let failed = report.failures.iter().map(|failure| &failure.key).chain(unfinished.keys());
-        let is_finished = unfinished.is_empty();
-        self.flows.record(|pending| pending.programmed(work == Work::Reconcile, is_finished, failed));
+        self.flows.record(|pending| pending.programmed(work == Work::Reconcile, failed));
         self.health.publish(state, &completed);
         if *is_suspected {
             // A service port or an IP family that is not rejected any more is written, too.

@@ -120,7 +120,7 @@ fn commit(pending: &mut PendingFlows, key: &str, departed: &[&str]) {
 }
 
 fn finish(pending: &mut PendingFlows, failed: &[ServicePortKey]) -> Option<HalfOpenPorts> {
-    pending.programmed(false, true, failed.iter());
+    pending.programmed(false, failed.iter());
     pending.take_half_open()
 }
 

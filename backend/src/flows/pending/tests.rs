@@ -29,7 +29,7 @@ fn commit(pending: &mut PendingFlows, before: &NodeState, state: &NodeState) -> 
 }
 
 fn programmed(pending: &mut PendingFlows) -> bool {
-    pending.programmed(false, true, iter::empty())
+    pending.programmed(false, iter::empty())
 }
 
 #[test]
@@ -52,34 +52,12 @@ fn nothing_is_reset_before_the_departure_is_programmed_and_confirmed() {
     commit(&mut pending, &both, &one);
     assert!(pending.next_reset().is_none(), "not programmed");
     pending.prepare(&one);
-    pending.programmed(false, true, [mk_key("default/web")].iter());
+    pending.programmed(false, [mk_key("default/web")].iter());
     assert!(pending.next_reset().is_none(), "rejected");
-    pending.programmed(false, false, iter::empty());
+    assert!(pending.take_half_open().is_none(), "rejected");
+    pending.programmed(false, [mk_key("default/other")].iter());
     assert!(pending.next_reset().is_some(), "although others are not programmed yet");
-    assert!(pending.take_half_open().is_none(), "listed once for all");
-    assert!(programmed(&mut pending) && pending.take_half_open().is_some());
-}
-
-/// One tenant's changes may keep the state unfinished for ever.
-#[test]
-fn half_open_connections_do_not_wait_for_a_change_without_end() {
-    let (both, one) = (web(&[ONE, GONE]), web(&[ONE]));
-    let mut pending = PendingFlows::new(both.clone());
-    pending.confirmed();
-    commit(&mut pending, &both, &one);
-    pending.prepare(&one);
-    pending.programmed(false, false, iter::empty());
-    pending.take_udp();
-    assert!(!pending.is_cleanup_due() && pending.take_half_open().is_none());
-    pending.unfinished_since = Instant::now().checked_sub(MAX_UNFINISHED);
-    assert!(pending.is_cleanup_due() && pending.take_half_open().is_some());
-
-    commit(&mut pending, &one, &both);
-    pending.prepare(&both);
-    commit(&mut pending, &both, &one);
-    pending.prepare(&one);
-    pending.programmed(false, false, iter::empty());
-    assert!(!pending.is_cleanup_due() && pending.take_half_open().is_none(), "listed not more often than that");
+    assert!(pending.take_half_open().is_some());
 }
 
 /// A call programs an earlier state than the one that is committed meanwhile.
@@ -131,7 +109,7 @@ fn what_waits_until_it_is_programmed_has_a_bound() {
     let (both, one) = (web(&[ONE, GONE]), web(&[ONE]));
     pending.confirmed();
     commit(&mut pending, &both, &one);
-    pending.programmed(false, false, iter::empty());
+    pending.programmed(false, iter::empty());
     assert!(pending.next_reset().is_none());
 }
 
@@ -179,7 +157,7 @@ fn namespaces_with_many_withdrawn_vips_leave_room_to_others() {
     // The victim's Service is deleted, while those of the tenant are not programmed.
     pending.prepare(&none);
     let unfinished: Vec<_> = (0..NAMESPACES).map(evil).collect();
-    pending.programmed(false, false, unfinished.iter());
+    pending.programmed(false, unfinished.iter());
     let taken = pending.take_udp().unwrap();
     assert_eq!(taken.values().collect::<Vec<_>>(), [&mk_key("default/dns/udp")]);
     // Nor does a cleanup that fails forget it.

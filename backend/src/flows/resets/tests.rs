@@ -19,7 +19,7 @@ use netlink::{
 use proto::model::{Endpoint, IpFamily, Protocol};
 
 use super::{
-    Due, Rest, chain,
+    Due, chain,
     departed::{ABSENCE, Departed, PAUSES},
     rejecter::{FamilyRules, MAX_REMOVAL_DELAY, Rejected, Rejecter, TIMEOUT},
     remove_reset_rules, reset, table,
@@ -329,17 +329,6 @@ fn endpoints_that_departed_are_bounded() {
     // One tenant does not take the places of another one.
     let of_two = remembered(|service| u32::from(service == 39));
     assert_eq!((of_two[..39].iter().sum::<usize>(), of_two[39]), (1024, 300));
-}
-
-#[test]
-fn the_thread_rests_longer_than_it_works_and_backs_off() {
-    let mut rest = Rest::default();
-    let of = Duration::from_millis;
-    assert_eq!([50, 250].map(|took| rest.after(of(took), false)), [of(1000), of(2500)]);
-    let failed: Vec<_> = (0..40).map(|_| rest.after(of(1), true).as_secs()).collect();
-    assert_eq!(failed[..4], [2, 4, 8, 16]);
-    assert_eq!(failed.iter().max(), Some(&600));
-    assert_eq!(rest.after(of(1), false), of(1000));
 }
 
 /// The table of a family as `nft` lists it; empty without one.

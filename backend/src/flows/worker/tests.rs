@@ -3,7 +3,7 @@
 
 use std::{
     cell::Cell,
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
     process::Command,
     sync::{Mutex, mpsc},
@@ -104,8 +104,7 @@ impl Fixture {
                 rejecter: Rejecter::new(Nat::Netfilter),
                 progress: progress.clone(),
                 metrics: Arc::default(),
-                cleanups: Repeated::default(),
-                resets: Repeated::default(),
+                passes: AllPasses::new(),
                 lines: TokenBucket::full(tokio::time::Instant::now()),
             }),
         };
@@ -124,7 +123,7 @@ impl Fixture {
         self.flows.0.as_ref().unwrap()
     }
 
-    /// What the follower and the programmer do, and waits for the cleanup.
+    /// What the follower and the programmer do, and waits for the cleanups.
     fn reconcile(&mut self, state: &NodeState, failures: &[ServicePortFailure]) {
         self.sync(true, state, failures);
     }
@@ -134,20 +133,26 @@ impl Fixture {
     }
 
     fn sync(&mut self, is_reconcile: bool, state: &NodeState, failures: &[ServicePortFailure]) {
+        self.record(is_reconcile, state, failures);
+        if let Some(requests) = &self.flows.0 {
+            requests.wait_idle();
+        }
+    }
+
+    fn record(&self, is_reconcile: bool, state: &NodeState, failures: &[ServicePortFailure]) {
         let Some(requests) = &self.flows.0 else { return };
         let before = requests.with(|pending| pending.state.clone());
         let departed = before.diff(state).filter_map(|change| change.departed()).collect();
         self.flows.record(|pending| pending.committed(Some(departed), &Changes::between(&before, state), state));
         self.flows.record(|pending| pending.prepare(state));
         let failed = failures.iter().map(|failure| &failure.key);
-        self.flows.record(|pending| pending.programmed(is_reconcile, true, failed));
-        requests.wait_idle();
+        self.flows.record(|pending| pending.programmed(is_reconcile, failed));
     }
 
     /// What the programmer does.
     fn begin(&mut self, is_reconcile: bool, state: &NodeState) {
         self.flows.record(|pending| pending.prepare(state));
-        self.flows.record(|pending| pending.programmed(is_reconcile, true, std::iter::empty()));
+        self.flows.record(|pending| pending.programmed(is_reconcile, std::iter::empty()));
     }
 
     fn deleted_flows(&self) -> u64 {
@@ -568,18 +573,15 @@ fn a_vip_that_is_withdrawn_during_a_cleanup_is_left_to_the_next_one() {
 }
 
 #[test]
-fn what_is_deleted_counts_although_half_open_connections_cannot_be_listed() {
+fn udp_flows_do_not_wait_for_half_open_connections_that_cannot_be_listed() {
     let half_open = Err(netlink::Error::Malformed("test"));
     let table = BlockingTable { half_open, ..BlockingTable::new().0 };
-    let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
-    let dns = mk_state().service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10"));
-    let state = dns.service("default/web", |web| web.cluster_ip("10.96.0.1")).build();
-    // One cleanup for both halves.
-    fixture.flows.record(PendingFlows::rolled_back);
-    fixture.reconcile(&state, &[]);
-    fixture.flows.record(PendingFlows::confirmed);
-    fixture.requests().wait_idle();
-    assert_eq!(fixture.deleted_flows(), 3);
+    let fixture = Fixture::new(ConntrackCleanup::Enabled, table);
+    let state = mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1"));
+    fixture.record(false, &state.build(), &[]);
+    let state = mk_state().service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10"));
+    fixture.record(false, &state.build(), &[]);
+    until(|| fixture.deleted_flows() == 3);
 }
 
 #[test]
@@ -588,10 +590,89 @@ fn a_cleanup_that_has_failed_is_repeated_without_a_change() {
     let mut fixture = Fixture::new(ConntrackCleanup::Enabled, BlockingTable { failures: Cell::new(1), ..table });
     permit.send(()).unwrap();
     fixture.reconcile(&dns_at("10.244.1.1:53"), &[]);
-    assert_eq!(fixture.deleted_flows(), 0);
-    let begun = Instant::now();
-    until(|| fixture.deleted_flows() == 3 || begun.elapsed() > 2 * RETRY_DELAY.1);
     assert_eq!((fixture.deleted_flows(), record.lock().unwrap().0), (3, 2));
+}
+
+/// A table without flows that takes this time to be listed, and counts how often it is, by protocol.
+struct SlowTable {
+    took: Duration,
+    passes: Arc<Mutex<HashMap<Protocol, usize>>>,
+}
+
+impl FlowTable for SlowTable {
+    fn addresses(&self) -> netlink::Result<HashSet<IpAddr>> {
+        Ok(HashSet::new())
+    }
+
+    fn visit(
+        &self,
+        _: IpFamily,
+        protocol: Protocol,
+        _: &mut dyn FnMut(Flow) -> netlink::Result<()>,
+    ) -> netlink::Result<()> {
+        *self.passes.lock().unwrap().entry(protocol).or_default() += 1;
+        thread::sleep(self.took);
+        Ok(())
+    }
+
+    fn visit_half_open(
+        &self,
+        family: IpFamily,
+        visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
+    ) -> netlink::Result<()> {
+        self.visit(family, Protocol::Tcp, visit)
+    }
+
+    fn delete(&self, _: &[Flow]) -> netlink::Result<usize> {
+        Ok(0)
+    }
+
+    fn delete_unchanged(&self, _: &[Flow]) -> netlink::Result<usize> {
+        unreachable!("no half-open connection is listed")
+    }
+}
+
+/// A rollout without end: an endpoint of TCP and one of UDP are replaced by others 50 times a second. The first pass
+/// follows at once.
+#[test]
+fn changes_during_a_rest_share_a_pass() {
+    let passes = Arc::new(Mutex::new(HashMap::new()));
+    let table = SlowTable { took: Duration::from_millis(4), passes: passes.clone() };
+    let fixture = Fixture::new(ConntrackCleanup::Enabled, table);
+    let state = |endpoint: &str| {
+        let dns =
+            mk_state().service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10").endpoints([endpoint]));
+        dns.service("default/web", |web| web.port(80).cluster_ip("10.96.0.1").endpoints([endpoint])).build()
+    };
+    let begun = Instant::now();
+    fixture.record(false, &state("10.244.1.1:53"), &[]);
+    until(|| passes.lock().unwrap().len() == 2);
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    for round in 0..50 {
+        fixture.record(false, &state(["10.244.1.2:53", "10.244.1.1:53"][round % 2]), &[]);
+        thread::sleep(Duration::from_millis(20));
+    }
+    fixture.requests().wait_idle();
+    let limit = |rest: Rest| (begun.elapsed().as_millis() / u128::from(4 * (rest.factor + 1))) as usize + 1;
+    let count = |protocol| passes.lock().unwrap()[&protocol];
+    assert!((2..=limit(udp::REST)).contains(&count(Protocol::Udp)), "{passes:?}");
+    assert!((2..=limit(half_open::REST)).contains(&count(Protocol::Tcp)), "{passes:?}");
+}
+
+#[test]
+fn endpoints_that_are_added_list_no_tcp_connections() {
+    let passes = Arc::new(Mutex::new(HashMap::new()));
+    let table = SlowTable { took: Duration::ZERO, passes: passes.clone() };
+    let state = |endpoints: &[&str]| {
+        let endpoints = endpoints.iter().copied();
+        mk_state().service("default/web", |web| web.port(80).cluster_ip("10.96.0.1").endpoints(endpoints)).build()
+    };
+    let mut fixture = Fixture::from(ConntrackCleanup::Enabled, table, state(&["10.244.1.1:80"]));
+    fixture.apply(&state(&["10.244.1.1:80", "10.244.1.2:80"]), &[]);
+    fixture.apply(&state(&["10.244.1.1:80", "10.244.1.2:80", "10.244.1.3:80"]), &[]);
+    assert_eq!(*passes.lock().unwrap(), HashMap::new());
+    fixture.apply(&state(&["10.244.1.1:80"]), &[]);
+    assert_eq!(*passes.lock().unwrap(), HashMap::from([(Protocol::Tcp, 1)]));
 }
 
 #[test]
