@@ -177,9 +177,9 @@ bench: ### measure every figure of docs/performance.md
 	$(ROOT) cargo bench --quiet --locked -p fairlead-backend-iptables --bench kernel -- --full
 	$(ROOT) cargo bench --quiet --locked -p fairlead-bench --bench ipvs
 
-bench-quick: ### compare the tree with BASE=HEAD~, built beside it: ratios, in three minutes after the builds
-	@.ci/setup test
-	@$(ROOT) .ci/bench-quick $(BASE)
+bench-quick: ### count the instructions of a change in the tree and in BASE=HEAD~: what grew by more than 1 %
+	@.ci/setup bench-quick
+	@.ci/bench-quick $(BASE)
 
 soak: ### a cluster under load: nothing may grow or break; HOURS=1 STREAMS=5000
 	$(bench_build)

@@ -84,11 +84,13 @@ impl Kernel for Gated {
     }
 
     async fn restore(&mut self, family: IpFamily, script: &Script) -> Result<(), RestoreError> {
-        self.gate.pass().await.map_err(RestoreError::Failed)?;
-        let restored = self.kernel.restore(family, script).await;
-        self.kernel.take_restores();
-        self.gate.pass().await.map_err(RestoreError::Failed)?;
-        restored
+        let Self { kernel, gate } = self;
+        let restore = async {
+            let restored = kernel.restore(family, script).await;
+            kernel.take_restores();
+            restored
+        };
+        gate.write(restore).await.map_err(RestoreError::Failed)?
     }
 
     async fn program(&mut self, family: IpFamily) -> Result<String> {

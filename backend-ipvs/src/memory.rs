@@ -105,11 +105,13 @@ impl Kernel for Gated {
     }
 
     async fn commit(&mut self, operations: Vec<Operation>) -> Result<HashMap<usize, Rejected>> {
-        self.gate.pass().await?;
-        let rejected = self.kernel.commit(operations).await;
-        self.kernel.log();
-        self.gate.pass().await?;
-        rejected
+        let Self { kernel, gate } = self;
+        let commit = async {
+            let rejected = kernel.commit(operations).await;
+            kernel.log();
+            rejected
+        };
+        gate.write(commit).await?
     }
 
     async fn connections(&mut self, servers: Vec<VirtualServerKey>) -> Result<ConnectionCounts> {

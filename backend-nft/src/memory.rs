@@ -73,10 +73,7 @@ impl Kernel for Gated {
     }
 
     async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Result<Duration, Rejection>> {
-        self.gate.pass().await?;
-        let committed = self.kernel.commit(operations).await;
-        self.gate.pass().await?;
-        committed
+        self.gate.write(self.kernel.commit(operations)).await?
     }
 
     fn is_untouched(&mut self) -> bool {

@@ -58,6 +58,8 @@ mod scrape;
 mod server;
 mod session;
 pub mod source;
+#[cfg(feature = "testing")]
+pub mod stages;
 mod startup_taint;
 mod streams;
 #[cfg(test)]

@@ -20,6 +20,8 @@ use tokio::sync::mpsc;
 #[cfg(test)]
 pub(crate) use self::freshness::UNCONFIRMED;
 use self::kubernetes::Deadlines;
+#[cfg(feature = "testing")]
+pub use self::kubernetes::decode_event;
 pub(crate) use self::manifests::parse_documents;
 #[cfg(feature = "testing")]
 pub(crate) use self::manifests::{ManifestFormat, parse_text as parse_manifests};

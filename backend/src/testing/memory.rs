@@ -1,7 +1,14 @@
 //! Kernels in memory under the real code of a backend, for simulations: time passes around each call, which may fail,
 //! or during which the process may be killed.
 
-use std::{collections::BTreeSet, fmt, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    future::poll_fn,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use anyhow::Result;
 use futures::future::BoxFuture;
@@ -74,10 +81,29 @@ impl Gate {
         (self.pass)().await
     }
 
+    /// Passes the gate, makes a call that changes the kernel, and passes the gate again.
+    ///
+    /// # Errors
+    /// Those of the gate.
+    pub async fn write<T>(&self, call: impl Future<Output = T>) -> Result<T> {
+        self.pass().await?;
+        let mut call = pin!(call);
+        let result = poll_fn(|context| poll_kernel_in_memory(call.as_mut(), context)).await;
+        self.pass().await?;
+        Ok(result)
+    }
+
     /// Returns when another program has changed the kernel.
     pub async fn changed(&self) {
         self.drift.notified().await;
     }
+}
+
+/// A call of a kernel in memory. Never inlined, because a profile tells by its name what it costs apart from its caller:
+/// kernels in memory copy their whole content for each transaction.
+#[inline(never)]
+fn poll_kernel_in_memory<F: Future>(call: Pin<&mut F>, context: &mut Context<'_>) -> Poll<F::Output> {
+    call.poll(context)
 }
 
 impl fmt::Debug for Gate {

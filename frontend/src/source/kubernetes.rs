@@ -43,9 +43,13 @@ use runtime::Shutdown;
 use tokio::sync::mpsc;
 
 pub use self::api::KubernetesApi;
+#[cfg(feature = "testing")]
+use self::decode::{EventChange, WatchEvent};
 use self::retry::SharedCauses;
 use super::Freshness;
 use crate::object::SourceUpdate;
+#[cfg(feature = "testing")]
+use crate::object::{ObjectKind, ParsedObject};
 
 /// How long each step may take.
 #[derive(Clone, Copy, Debug)]
@@ -132,6 +136,22 @@ pub(super) async fn run(
         _ = watchers => {}
         () = context.updates.closed() => {}
         () = shutdown.recv() => {}
+    }
+}
+
+/// Decodes a line of a watch of this kind. `None`: it does not report that an object appeared or changed.
+#[cfg(feature = "testing")]
+#[must_use]
+pub fn decode_event(kind: ObjectKind, line: &[u8]) -> Option<ParsedObject> {
+    let event = match kind {
+        ObjectKind::Node => WatchEvent::decode::<Node>(line),
+        ObjectKind::Service => WatchEvent::decode::<Service>(line),
+        ObjectKind::EndpointSlice => WatchEvent::decode::<EndpointSlice>(line),
+        ObjectKind::ServiceCidr => WatchEvent::decode::<ServiceCIDR>(line),
+    };
+    match event.ok()?.ok()?.change {
+        EventChange::Put(object) => Some(object),
+        EventChange::Delete(_) | EventChange::Bookmark | EventChange::InitialEventsEnd => None,
     }
 }
 

@@ -15,7 +15,7 @@ thread_local! {
 }
 
 /// Makes all random numbers of this thread follow from a seed. Must be called first in the thread.
-pub(crate) fn simulate(seed: u64) {
+pub fn simulate(seed: u64) {
     RNG.set(Some(Rng::with_seed(seed)));
     fastrand::seed(seed);
 }

@@ -34,6 +34,7 @@ use std::{collections::BTreeSet, thread, time::Duration};
 use anyhow::{Result, anyhow};
 use tokio::runtime::Builder;
 
+pub use entropy::simulate as fix_random_numbers;
 pub use schedule::lasts_for_days;
 pub use shrink::shrink;
 use trace::Trace;
