@@ -4,11 +4,13 @@
 //!   kernel     features that the backend needs, probed in a network namespace
 //!   sysctls    forwarding, conntrack, bridges                   ──▶ findings ──▶ table | document, exit code
 //!   rules      of kube-proxy, other backends, other programs
+//!   nft        its version, and sets on which older versions crash
 //!   frontend   certificates, a stream
 //! ```
 
 mod frontend;
 mod kernel;
+mod nft;
 mod rules;
 mod sysctl;
 #[cfg(test)]
@@ -74,6 +76,7 @@ pub(crate) async fn inspect(inspected: &InspectedNodeArgs, is_installed: bool) -
     let mut findings = vec![probed];
     findings.extend(sysctl::check());
     findings.extend(rules::check(backend, is_installed).await);
+    findings.extend(nft::check());
     if is_installed {
         findings.extend(frontend::check(inspected).await?);
     }

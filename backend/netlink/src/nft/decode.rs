@@ -94,6 +94,11 @@ pub(crate) fn rule(body: &Body<'_>) -> Option<ListedRule> {
     })
 }
 
+/// See [`userdata::has_plain_type`].
+pub(crate) fn has_plain_type(body: &Body<'_>) -> bool {
+    body.get(set::USERDATA).is_some_and(|userdata| userdata::has_plain_type(userdata.payload))
+}
+
 pub(crate) fn set(body: &Body<'_>) -> Option<Set> {
     let flags = SetFlags(body.u32(set::FLAGS).unwrap_or(0));
     let is_map = flags.contains(SetFlags::MAP);

@@ -84,6 +84,16 @@ impl NftHandle {
         }
     }
 
+    /// The sets and maps of the table on which nft before 1.1.3 crashes, because a later one has declared them with a type
+    /// such as `ipv4_addr` and written that into their userdata; none if the table does not exist.
+    pub fn sets_of_newer_nft(&mut self, table: &Table) -> Result<Vec<Set>> {
+        let request = Request::of(table, msg::GETSET, "list sets");
+        match request.collect(&mut self.socket, "a set", decode::has_plain_type, decode::set) {
+            Err(error) if error.is_not_found() => Ok(Vec::new()),
+            other => other,
+        }
+    }
+
     /// The rules of all chains of the table, each chain's in order; empty if the table does not exist.
     pub fn rules(&mut self, table: &Table) -> Result<Vec<ListedRule>> {
         let request = Request::of(table, msg::GETRULE, "list rules");

@@ -29,8 +29,7 @@ const PORT: NonZeroU16 = NonZeroU16::MIN.saturating_add(79);
 /// Checks that the backend can program this kernel.
 pub(super) fn check(backend: BackendName) -> Finding {
     let name = backend.name();
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let kernel = format!("Linux {}", release.trim());
+    let kernel = running_kernel();
     match program_sample(backend) {
         Ok(()) => Finding::ok("kernel", format!("{kernel} has all features that backend {name} uses")),
         Err(error) if error.is::<NoNamespace>() => {
@@ -43,6 +42,12 @@ pub(super) fn check(backend: BackendName) -> Finding {
         Err(error) => Finding::ok("kernel", format!("backend {name} cannot program {kernel}: {error:#}"))
             .fail("Services do not work on this node with this backend", requirements(backend)),
     }
+}
+
+/// Such as `Linux 6.18.44`.
+pub(super) fn running_kernel() -> String {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    format!("Linux {}", release.trim())
 }
 
 fn requirements(backend: BackendName) -> &'static str {
