@@ -40,7 +40,7 @@ LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings
 
 .DEFAULT_GOAL := help
 .PHONY: help help-all demo test quick lint cluster build clean
-.PHONY: setup generate charts advisories test-skew test-ipvs test-modes test-crash-points cluster-test simulate \
+.PHONY: setup generate charts advisories test-skew test-ipvs test-modes test-crash-points nft-versions cluster-test simulate \
 	mutants differential fuzz package image image-rootfs bench bench-quick soak bench-peer bench-rollouts bench-resets
 
 help: ## list what a visitor needs first
@@ -124,6 +124,11 @@ test-modes: ### change the mode of nodes under traffic, from every mode to every
 test-crash-points: ### kill a backend, or let a call fail, at every write to the kernel
 	@.ci/setup test
 	$(ROOT) env FAULTS=all cargo nextest run --cargo-quiet --locked -p fairlead --test e2e --run-ignored all crash_points::
+
+nft-versions: ### list our tables with every nft of Debian, beside sets of each; NFT="LABEL=/path/to/nft ..." for others
+	@.ci/setup nft-versions
+	@cargo build --quiet --locked -p fairlead --bin fairlead
+	@$(ROOT) .ci/nft-versions $(TARGET_DIR)/debug/fairlead $(NFT)
 
 cluster-test: ### Kubernetes' own network tests in that cluster; MODE, TESTS, CHECKS, CONTROL=1
 	@. .ci/tools && $(ROOT) "$$tool_dir/python/bin/python" tests/cluster/checks --label fairlead-$(MODE) --mode $(MODE) $(CHECKS) || true

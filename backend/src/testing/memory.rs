@@ -99,8 +99,8 @@ impl Gate {
     }
 }
 
-/// A call of a kernel in memory. Never inlined, because a profile tells by its name what it costs apart from its caller:
-/// kernels in memory copy their whole content for each transaction.
+/// A call of a kernel in memory. Never inlined, because a profile tells by its name what it costs apart from its
+/// caller: kernels in memory copy their whole content for each transaction.
 #[inline(never)]
 fn poll_kernel_in_memory<F: Future>(call: Pin<&mut F>, context: &mut Context<'_>) -> Poll<F::Output> {
     call.poll(context)

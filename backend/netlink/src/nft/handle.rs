@@ -84,8 +84,8 @@ impl NftHandle {
         }
     }
 
-    /// The sets and maps of the table on which nft before 1.1.3 crashes, because a later one has declared them with a type
-    /// such as `ipv4_addr` and written that into their userdata; none if the table does not exist.
+    /// The sets and maps of the table on which nft before 1.1.3 crashes, because a later one has declared them with a
+    /// type such as `ipv4_addr` and written that into their userdata; none if the table does not exist.
     pub fn sets_of_newer_nft(&mut self, table: &Table) -> Result<Vec<Set>> {
         let request = Request::of(table, msg::GETSET, "list sets");
         match request.collect(&mut self.socket, "a set", decode::has_plain_type, decode::set) {

@@ -1,5 +1,5 @@
-//! Checks the nft of this node. Fairlead runs none, but other programs do, and versions clash: what 1.1.3 and later write
-//! into the kernel for a set, earlier ones crash on when they list it.
+//! Checks the nft of this node. Fairlead runs none, but other programs do, and versions clash: earlier ones crash on
+//! the sets that 1.1.3 and later have written.
 
 use std::process::{Command, Stdio};
 
@@ -22,45 +22,49 @@ enum Crash {
     OnAllCommands,
 }
 
-/// The version of nft, and what is known of it with this kernel and these tables. `None`: neither nft nor sets of a newer
-/// one are here, or they cannot be read, which other checks report.
-pub(super) fn check() -> Option<Finding> {
+/// The version of nft, what is known of it with this kernel, and sets on which some versions crash. Tables that cannot
+/// be read are a finding of other checks.
+pub(super) fn check() -> Vec<Finding> {
     let newer = tables_of_newer_nft().unwrap_or_default();
-    match (installed_version(), newer.is_empty()) {
-        (Some(version), _) => Some(finding(&version, &running_kernel(), &newer)),
-        (None, true) => None,
-        (None, false) => Some(Finding::ok(
-            "nft",
-            format!(
-                "{}; versions before 1.1.3, also those of kube-proxy and CNI plugins in containers, crash on them",
-                written_by_newer(&newer)
-            ),
-        )),
-    }
+    findings(installed_version().as_deref(), &running_kernel(), &newer)
 }
 
-fn finding(version: &str, kernel: &str, newer: &[String]) -> Finding {
+fn findings(version: Option<&str>, kernel: &str, newer: &[String]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Some(version) = version {
+        findings.push(installed(version, kernel));
+    }
+    if !newer.is_empty() {
+        findings.push(clash(version, newer));
+    }
+    findings
+}
+
+/// The nft of this node.
+fn installed(version: &str, kernel: &str) -> Finding {
     let is_tested = TESTED.contains(&version) && kernel.starts_with(TESTED_KERNEL);
     let evidence = if is_tested { "tested" } else { "by version, not tested" };
-    let pair = format!("nft {version} on {kernel}");
-    let crash = Crash::of(version);
-
-    if newer.is_empty() || crash == Crash::Never {
-        return Finding::ok("nft", format!("{pair} lists Fairlead's tables ({evidence}); Fairlead runs no nft"));
-    }
-    let mut fix = "upgrade nft on this node to 1.1.3 or later".to_owned();
-    if crash == Crash::OnMostCommands {
-        fix += ", or list one table at a time: nft list table ip fairlead1";
-    }
-    Finding::ok("nft", format!("{pair}: {}", written_by_newer(newer))).warn(
-        "unless its distribution has mended it, this nft crashes when it lists everything or changes rules, and programs \
-         that run it fail; Fairlead runs no nft",
-        fix,
-    )
+    let what = format!("nft {version} on {kernel} lists Fairlead's tables ({evidence}); Fairlead runs no nft");
+    Finding::ok("nft", what)
 }
 
-fn written_by_newer(tables: &[String]) -> String {
-    format!("nft 1.1.3 or later has written sets of table {}", tables.join(", "))
+/// Sets on which versions before 1.1.3 crash.
+fn clash(version: Option<&str>, newer: &[String]) -> Finding {
+    let what = format!("nft 1.1.3 or later has written sets of table {}", newer.join(", "));
+    let upgrade = "upgrade nft on this node to 1.1.3 or later";
+    let fix = match version.map_or(Crash::Never, Crash::of) {
+        Crash::Never => {
+            let others = "an older one, as kube-proxy and CNI plugins have in their containers, crashes on them";
+            return Finding::ok("nft", format!("{what}; {others}"));
+        }
+        Crash::OnMostCommands => format!("{upgrade}, or list one table at a time: nft list table ip fairlead1"),
+        Crash::OnAllCommands => upgrade.to_owned(),
+    };
+    Finding::ok("nft", what).warn(
+        "unless its distribution has fixed it, the nft of this node crashes when it lists them or changes rules, and \
+         programs that run it fail; Fairlead runs no nft",
+        fix,
+    )
 }
 
 /// What `nft --version` says, without the name; `None`: there is no nft in `PATH`.
@@ -105,22 +109,24 @@ mod tests {
 
     #[test]
     fn known_pairs_are_tested_and_others_are_not() {
-        let text = |version, kernel| finding(version, kernel, &[]).what;
+        let text = |version, kernel| findings(Some(version), kernel, &[]).remove(0).what;
         let expected = "nft 1.0.6 on Linux 6.18.44 lists Fairlead's tables (tested); Fairlead runs no nft";
         assert_eq!(text("1.0.6", KERNEL), expected);
         assert!(text("1.0.9", KERNEL).contains("(by version, not tested)"));
         assert!(text("1.0.6", "Linux 6.1.0").contains("(by version, not tested)"));
+        assert_eq!(findings(None, KERNEL, &[]), []);
     }
 
     #[test]
     fn old_versions_warn_beside_sets_of_newer_ones() {
         let newer = ["inet calico".to_owned()];
-        let of = |version| finding(version, KERNEL, &newer);
+        let of = |version| findings(version, KERNEL, &newer).pop().unwrap();
 
-        let levels = ["0.9.8", "1.0.6", "1.1.1", "1.1.3", "1.2.0"].map(|version| of(version).level);
-        assert_eq!(levels, [Level::Warn, Level::Warn, Level::Warn, Level::Ok, Level::Ok]);
-        assert!(of("1.0.6").what.ends_with("nft 1.1.3 or later has written sets of table inet calico"));
-        assert!(of("1.0.6").fix.contains("nft list table ip fairlead1"), "it lists a table that is named");
-        assert!(!of("0.9.8").fix.contains("nft list table"), "it lists none");
+        let versions = [Some("0.9.8"), Some("1.0.6"), Some("1.1.1"), Some("1.1.3"), Some("1.2.0"), None];
+        let levels = versions.map(|version| of(version).level);
+        assert_eq!(levels, [Level::Warn, Level::Warn, Level::Warn, Level::Ok, Level::Ok, Level::Ok]);
+        assert!(versions.iter().all(|version| of(*version).what.contains("has written sets of table inet calico")));
+        assert!(of(Some("1.0.6")).fix.contains("nft list table ip fairlead1"), "it lists a table that is named");
+        assert!(!of(Some("0.9.8")).fix.contains("nft list table"), "it lists none");
     }
 }

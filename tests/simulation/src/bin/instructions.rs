@@ -1,6 +1,6 @@
-//! What each step of a change costs, in instructions, for `make bench-quick`: one endpoint of a Service is replaced, in a
-//! cluster of 1,000 Services with 10 endpoints each. Callgrind counts what [`counted_region`] runs, without the kernels
-//! in memory ([`Gate::write`]). Two runs of one build count the same, because random numbers are fixed.
+//! What each step of a change costs, in instructions, for `make bench-quick`: one endpoint of a Service is replaced, in
+//! a cluster of 1,000 Services with 10 endpoints each. Callgrind counts what [`counted_region`] runs, without the
+//! kernels in memory ([`Gate::write`]). Two runs of one build count the same, because random numbers are fixed.
 //!
 //! ```text
 //!   instructions               the names of the steps
@@ -9,8 +9,8 @@
 //!     --toggle-collect='*poll_kernel_in_memory*' target/release/instructions nftables 20
 //! ```
 //!
-//! Outside of [`counted_region`] a kernel in memory begins the counting instead of ending it. So the result with 0 changes,
-//! which is what the set-up counts, must be subtracted.
+//! Outside of [`counted_region`] a kernel in memory begins the counting instead of ending it. So the result with 0
+//! changes, which is what the set-up counts, must be subtracted.
 
 // A panic is how a benchmark fails.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
