@@ -16,6 +16,7 @@ use crate::{
     cluster::Cluster,
     deployment::{Backend, Deployment},
     manifests::{Service, TrafficPolicy},
+    pace::patience,
     plan::{self, IpFamily},
     wire::Protocol,
 };
@@ -26,8 +27,12 @@ const NODE_PORT: u16 = 30_080;
 const LONG: u32 = 10_800;
 /// Short enough to wait for its end, in seconds.
 const SHORT: u32 = 2;
-/// The time without a request after which the affinity of all clients has ended, for which there is no event.
+/// How long after the timeout the affinity of all clients has ended, for which there is no event.
+const EXPIRY_DELAY: Duration = Duration::from_millis(500);
+/// The time without a request after which affinity of [`SHORT`] has ended.
 const EXPIRY: Duration = Duration::from_millis(2_500);
+/// How long to try until all clients have connected again in time, from before the timeout until after it.
+const DEADLINE: Duration = Duration::from_secs(30);
 /// Requests of one client: enough not to reach the same endpoint by chance.
 const REQUESTS: usize = 5;
 const PODS: [&str; 4] = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"];
@@ -52,20 +57,32 @@ pub fn clients_keep_their_pod(backend: Backend) {
 
 /// The timeout counts from the last connection of a client, not from its first.
 pub fn affinity_ends_after_the_timeout(backend: Backend) {
-    let deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, SHORT)]);
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &PODS)]);
+    let seconds = timeout_on_this_machine(deployment.cluster());
+    let service = sticky(deployment.cluster(), &PODS, seconds);
+    deployment.apply(&service);
+
     let cluster = deployment.cluster();
-    let start = Instant::now();
-    let (mut asked, mut assignments) = (start, ask_vip_once(cluster));
-    while start.elapsed() < EXPIRY {
+    let timeout = Duration::from_secs(seconds.into());
+    let deadline = Instant::now() + patience(DEADLINE);
+    let mut first_asked = Instant::now();
+    let mut last_asked = first_asked;
+    let mut assignments = ask_vip_once(cluster);
+    while last_asked - first_asked <= timeout + EXPIRY_DELAY {
+        assert!(Instant::now() < deadline, "more than {timeout:?} passes between two connections of a client");
         let begun = Instant::now();
         let again = ask_vip_once(cluster);
-        // On a busy machine more than the timeout may pass between two connections of one client.
-        if asked.elapsed() < Duration::from_secs(SHORT.into()) {
-            assert_eq!(again, assignments);
+        if last_asked.elapsed() < timeout {
+            assert_eq!(again, assignments, "{:?} after the first connection", first_asked.elapsed());
+        } else {
+            // The machine was busy, and affinity may have ended: the first connection is one of this round.
+            first_asked = begun;
         }
-        (asked, assignments) = (begun, again);
+        last_asked = begun;
+        assignments = again;
     }
-    thread::sleep(EXPIRY);
+
+    thread::sleep(timeout + EXPIRY_DELAY);
     assert_ne!(ask_vip_once(cluster), assignments);
 }
 
@@ -223,6 +240,15 @@ fn ask_vip(cluster: &Cluster) -> Assignments {
 #[track_caller]
 fn ask_vip_once(cluster: &Cluster) -> Assignments {
     IpFamily::ALL.into_iter().flat_map(|family| ask_all(cluster, vip(family), 1)).collect()
+}
+
+/// A timeout in seconds that does not pass between two rounds of [`ask_vip_once`], unless one takes far longer than the
+/// one that is measured here.
+fn timeout_on_this_machine(cluster: &Cluster) -> u32 {
+    let start = Instant::now();
+    ask_vip_once(cluster);
+    let rounds = 8 * start.elapsed();
+    SHORT.max(u32::try_from(rounds.as_secs()).expect("a short time"))
 }
 
 /// All clients ask at `to`.
