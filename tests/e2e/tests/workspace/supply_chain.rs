@@ -1,7 +1,11 @@
 //! What a build takes from outside is pinned: actions by commit, base images by digest; and no check is skipped
 //! silently.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+};
 
 use anyhow::{Context as _, Result};
 
@@ -42,6 +46,29 @@ fn missing_cargo_deny_fails_the_check() -> Result<()> {
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(message.contains("cargo-deny is not installed: 'make setup'"), "{message}");
+    Ok(())
+}
+
+/// Debian 12 has no package of rustup.
+#[test]
+fn setup_without_rustup_package_prints_installer() -> Result<()> {
+    let dir = tree(&[
+        (".ci/setup", &script("setup")?),
+        (".ci/tools", &script("tools")?),
+        ("bin/dpkg-query", "#!/bin/sh\necho installed\n"),
+        ("bin/apt-cache", "#!/bin/sh\nexit 1\n"),
+        ("bin/apt-get", "#!/bin/sh\n"),
+        ("bin/sudo", "#!/bin/sh\n"),
+    ])?;
+    // Without cargo, which may be beside them.
+    let link = "for name in bash dirname id; do ln -s $(command -v $name) bin/; done; chmod +x bin/*";
+    Command::new("bash").args(["-c", link]).current_dir(dir.path()).status()?;
+    let mut command = Command::new("bash");
+    command.arg(dir.path().join(".ci/setup")).arg("build").env("PATH", dir.path().join("bin"));
+    let output = command.env("CARGO_HOME", dir.path()).stdin(Stdio::null()).output()?;
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("install it, and run make again: curl "), "{message}");
     Ok(())
 }
 
