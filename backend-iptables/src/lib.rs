@@ -15,6 +15,7 @@
 //!                              └─▶ KUBE-PROXY-FIREWALL: clients outside the source ranges
 //!  filter INPUT ─▶ KUBE-NODEPORTS: health-check node ports
 //!  filter FORWARD ─▶ KUBE-FORWARD: drops invalid packets, accepts marked ones
+//!  filter OUTPUT ─▶ FAIRLEAD-SILENT: drops resets while no backend listens at the port of /drained
 //! ```
 //!
 //! A chain is written when its own content changes, and chains that all service ports share are edited line by line, so

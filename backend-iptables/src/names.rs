@@ -24,11 +24,13 @@ pub(crate) const MASQ_OTHERS: &str = "FAIRLEAD-MASQ-OTHERS";
 pub(crate) const UNSERVED_NODEPORTS: &str = "FAIRLEAD-NODEPORTS";
 /// Rejects packets to cluster IPs at ports that no service port has.
 pub(crate) const CLUSTER_IPS: &str = "FAIRLEAD-CLUSTER-IPS";
+/// Drops resets from the port of `/drained`.
+pub(crate) const SILENT: &str = "FAIRLEAD-SILENT";
 
 /// The chains that all service ports share.
 const KUBE_PROXY_CHAINS: [&str; 7] =
     [SERVICES, NODEPORTS, POSTROUTING, MARK_MASQ, EXTERNAL_SERVICES, FORWARD, PROXY_FIREWALL];
-const FAIRLEAD_CHAINS: [&str; 4] = [REJECT, MASQ_OTHERS, UNSERVED_NODEPORTS, CLUSTER_IPS];
+const FAIRLEAD_CHAINS: [&str; 5] = [REJECT, MASQ_OTHERS, UNSERVED_NODEPORTS, CLUSTER_IPS, SILENT];
 /// The length of a hash, in base32 characters.
 const HASH_LEN: usize = 16;
 

@@ -8,8 +8,8 @@ mod vip_ownership;
 
 pub use interface_name::{IFNAMSIZ, InterfaceName};
 pub use options::{
-    DataplaneOptions, DrainedRedirect, EffectiveOptions, InvalidPackets, LocalDetector, LocalhostNodePorts, Masquerade,
-    NodePortAddresses, PodMatch, loopback, service_cidrs,
+    DataplaneOptions, DrainedPorts, DrainedRedirect, EffectiveOptions, InvalidPackets, LocalDetector,
+    LocalhostNodePorts, Masquerade, NodePortAddresses, PodMatch, loopback, service_cidrs,
 };
 pub(crate) use vip::all_vips;
 pub use vip::{Vip, VipKind, allowed_sources, allowed_sources_of_family, vips};

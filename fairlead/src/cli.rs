@@ -42,7 +42,7 @@ pub(crate) use self::{
     iptables::{IptablesArgs, VariantArgs},
     ipvs::{ExcludeArgs, IpvsArgs},
     node::{FrontendAddressArgs, NodeArgs},
-    observe::{HttpAddress, ObserveArgs},
+    observe::{DrainedPortArgs, HttpAddress, ObserveArgs},
     parse::{Parsed, check_document, command, parse},
     protocol_test::ProtocolTestArgs,
     status::{SHOWN_NODES, StatusArgs},
@@ -212,13 +212,16 @@ pub(crate) struct CommonBackendArgs {
     pub(crate) observe: ObserveArgs,
 }
 
-/// How a backend process is configured and finds its frontend.
+/// What a backend process has and `local` does not, except for its configuration file: a frontend that other nodes
+/// follow, too.
 #[derive(Debug, Args)]
 pub(crate) struct StreamArgs {
     #[command(flatten)]
     pub(crate) file: ConfigFileArgs,
     #[command(flatten)]
     pub(crate) frontend: FrontendAddressArgs,
+    #[command(flatten)]
+    pub(crate) drained: DrainedPortArgs,
 }
 
 #[derive(Debug, Args)]
@@ -317,9 +320,9 @@ impl BackendCommand {
     }
 
     /// The frontend, and the backend with its settings.
-    pub(crate) fn into_parts(self) -> (FrontendAddressArgs, AnyBackendArgs) {
+    pub(crate) fn into_parts(self) -> (StreamArgs, AnyBackendArgs) {
         let (stream, backend, common, iptables, ipvs) = match self {
-            Self::Configured { stream, any } => return (stream.frontend, any),
+            Self::Configured { stream, any } => return (stream, any),
             Self::Nftables { stream, common } => {
                 (stream, BackendName::Nftables, common, IptablesArgs::default(), IpvsArgs::default())
             }
@@ -330,7 +333,7 @@ impl BackendCommand {
                 (stream, BackendName::Ipvs, common, IptablesArgs { variant, ..IptablesArgs::default() }, ipvs)
             }
         };
-        (stream.frontend, AnyBackendArgs { backend: Some(backend), common, iptables, ipvs })
+        (stream, AnyBackendArgs { backend: Some(backend), common, iptables, ipvs })
     }
 }
 

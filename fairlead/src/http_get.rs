@@ -1,6 +1,6 @@
 //! A GET request to an HTTP listener of a backend.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result};
 use tokio::{
@@ -11,6 +11,9 @@ use tokio::{
 
 /// The longest response that is read, in bytes: metrics of a node have less than a MiB.
 const MAX_RESPONSE: u64 = 16 << 20;
+/// A node without a listener may keep silent, as at the port of `/drained` while its backend restarts. A new attempt
+/// finds the next listener sooner than the kernel's repeated segments, which come after 1, 3 and 7 s.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A response, whatever its status.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,7 +27,8 @@ pub(crate) struct HttpResponse {
 /// Sends the request, and reads the response until the server closes the connection.
 pub(crate) async fn http_get(to: SocketAddr, path: &str, limit: Duration) -> Result<HttpResponse> {
     let request = async {
-        let mut stream = TcpStream::connect(to).await.with_context(|| format!("cannot connect to {to}"))?;
+        let connected = timeout(CONNECT_TIMEOUT, TcpStream::connect(to)).await.map_err(io::Error::from).flatten();
+        let mut stream = connected.with_context(|| format!("cannot connect to {to}"))?;
         let request = format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nUser-Agent: fairlead\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
         let mut response = Vec::new();

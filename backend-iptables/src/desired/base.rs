@@ -51,6 +51,7 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
             ],
         ),
     ];
+    chains.push(chain(Table::Filter, names::SILENT, silent(options)));
     if let PodMatch::Source(cidrs) = &effective.pods[family]
         && cidrs.len() > 1
     {
@@ -73,6 +74,7 @@ pub(crate) fn hooks() -> Vec<Hook> {
         (Filter, &["INPUT"], false, "kubernetes health check service ports", names::NODEPORTS),
         (Filter, &["FORWARD", "OUTPUT"], true, "kubernetes service portals", names::SERVICES),
         (Filter, &["FORWARD"], false, "kubernetes forwarding rules", names::FORWARD),
+        (Filter, &["OUTPUT"], false, "preStop waits until a backend listens", names::SILENT),
         (Filter, local, true, "kubernetes load balancer firewall", names::PROXY_FIREWALL),
         (Nat, &["OUTPUT", "PREROUTING"], false, "kubernetes service portals", names::SERVICES),
         (Nat, &["POSTROUTING"], false, "kubernetes postrouting rules", names::POSTROUTING),
@@ -89,7 +91,8 @@ pub(crate) fn hooks() -> Vec<Hook> {
 
 /// Whether kube-proxy does not have this hook: its chains have the same names, and its other hooks the same rules.
 pub(crate) fn is_only_our_hook(hook: &Hook) -> bool {
-    hook.table == Table::Filter && hook.chain == "OUTPUT" && target(&hook.rule) == Some(names::EXTERNAL_SERVICES)
+    let is_to = |chain| target(&hook.rule) == Some(chain);
+    hook.table == Table::Filter && hook.chain == "OUTPUT" && (is_to(names::EXTERNAL_SERVICES) || is_to(names::SILENT))
 }
 
 fn chain(table: Table, name: &str, rules: impl Into<Vec<String>>) -> ChainSpec {
@@ -150,14 +153,24 @@ fn fixed_rules(
 
 /// Leads the kubelet of this node from a pod that ends to the backend.
 fn drained(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo) -> Vec<String> {
-    let Some(DrainedRedirect { port, pods, backend }) = options.drained_redirect(family, node) else {
+    let Some(DrainedRedirect { ports, pods, backend }) = options.drained_redirect(family, node) else {
         return Vec::new();
     };
-    let rule = |to_pod: RuleBuilder| {
-        let line = to_pod.comment("preStop of a pod: /drained").port(Protocol::Tcp, port.get());
-        line.matching("-m addrtype --src-type LOCAL").jump(&format!("DNAT --to-destination {backend}"))
-    };
-    RuleBuilder::new().towards(&pods).into_iter().map(rule).collect()
+    let mut rules = Vec::new();
+    for port in ports {
+        for to_pod in RuleBuilder::new().towards(&pods) {
+            let line = to_pod.comment("preStop of a pod: /drained").port(Protocol::Tcp, port.get());
+            let line = line.matching("-m addrtype --src-type LOCAL");
+            rules.push(line.jump(&format!("DNAT --to-destination {backend}")));
+        }
+    }
+    rules
+}
+
+/// Drops the resets of the kernel while no backend listens at the port of `/drained`: the kubelet connects again.
+fn silent(options: &DataplaneOptions) -> Vec<String> {
+    let port = options.drained_ports.own;
+    port.iter().map(|port| format!("-p tcp -m tcp --sport {port} --tcp-flags RST RST -j DROP")).collect()
 }
 
 /// A jump for each address or CIDR at which node ports are served.

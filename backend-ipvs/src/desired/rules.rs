@@ -8,6 +8,7 @@
 //!   filter INPUT, OUTPUT ─▶ FAIRLEAD-IPVS : accepts probes of health-check node ports; rejects
 //!          FORWARD, OUTPUT ─▶ FAIRLEAD-IPVS-NOBODY : drops packets to unused addresses of the service CIDRs
 //!          FORWARD ─▶ FAIRLEAD-IPVS-FORWARD : accepts replies
+//!          OUTPUT ─▶ FAIRLEAD-IPVS-SILENT : drops resets while no backend listens at the port of /drained
 //!   (IPVS: after filter INPUT, before filter OUTPUT)
 //!   mangle POSTROUTING ─▶ FAIRLEAD-IPVS-END : stores in the connmark that a connection is a hairpin; clears marks
 //!                                             before packets leave the node or are encapsulated
@@ -36,10 +37,11 @@ const REJECT: &str = "FAIRLEAD-IPVS-REJECT";
 const UNUSED: &str = "FAIRLEAD-IPVS-NOBODY";
 const FORWARD: &str = "FAIRLEAD-IPVS-FORWARD";
 const DRAINED: &str = "FAIRLEAD-IPVS-DRAINED";
+const SILENT: &str = "FAIRLEAD-IPVS-SILENT";
 
 /// Whether a chain is one of this backend.
 pub(crate) fn is_ours(chain: &str) -> bool {
-    [MAIN, PORTS, MASQ, END, REJECT, UNUSED, FORWARD, DRAINED].contains(&chain)
+    [MAIN, PORTS, MASQ, END, REJECT, UNUSED, FORWARD, DRAINED, SILENT].contains(&chain)
 }
 
 /// Our chains of a family on a node.
@@ -68,6 +70,7 @@ pub(crate) fn rules(
         ),
         chain(Table::Filter, REJECT, writer.reject()),
         chain(Table::Filter, UNUSED, writer.unused_service_ips(cluster)),
+        chain(Table::Filter, SILENT, writer.silent()),
         chain(Table::Filter, FORWARD, vec!["-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT".to_owned()]),
     ]
 }
@@ -80,6 +83,7 @@ pub(crate) fn hooks() -> Vec<Hook> {
         hook(Table::Nat, "POSTROUTING", format!("-j {MAIN}")),
         hook(Table::Nat, "OUTPUT", format!("-j {DRAINED}")),
         hook(Table::Filter, "FORWARD", format!("-j {FORWARD}")),
+        hook(Table::Filter, "OUTPUT", format!("-j {SILENT}")),
         hook(Table::Filter, "FORWARD", format!("{new} {UNUSED}")),
         hook(Table::Filter, "OUTPUT", format!("{new} {UNUSED}")),
         hook(Table::Filter, "OUTPUT", format!("{new} {MAIN}")),
@@ -193,9 +197,16 @@ impl Writer<'_> {
 
     fn drained(&self) -> Vec<String> {
         let Some(redirect) = self.options.drained_redirect(self.family, self.node) else { return Vec::new() };
-        let DrainedRedirect { port, pods, backend } = redirect;
-        let rule = |to_pod| format!("{to_pod}-p tcp -m tcp --dport {port} -j DNAT --to-destination {backend}");
-        of_pods(&pods, "-d", "-o").iter().map(rule).collect()
+        let DrainedRedirect { ports, pods, backend } = redirect;
+        let to_pods = of_pods(&pods, "-d", "-o");
+        let rule = |to_pod, port| format!("{to_pod}-p tcp -m tcp --dport {port} -j DNAT --to-destination {backend}");
+        ports.iter().flat_map(|port| to_pods.iter().map(move |to_pod| rule(to_pod, port))).collect()
+    }
+
+    /// Drops the resets of the kernel while no backend listens at the port of `/drained`: the kubelet connects again.
+    fn silent(&self) -> Vec<String> {
+        let port = self.options.drained_ports.own;
+        port.iter().map(|port| format!("-p tcp -m tcp --sport {port} --tcp-flags RST RST -j DROP")).collect()
     }
 
     fn reject(&self) -> Vec<String> {

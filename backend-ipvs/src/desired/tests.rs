@@ -1,9 +1,12 @@
 //! The rows of the table in `docs/protocol.md` as marks and virtual servers, and the rules as iptables prints them.
 
-use std::collections::{BTreeMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashSet},
+    num::NonZeroU16,
+};
 
 use backend::{
-    dataplane::{DataplaneOptions, LocalDetector},
+    dataplane::{DataplaneOptions, DrainedPorts, LocalDetector},
     testing::{ServiceBuilder, StateBuilder, mk_key, mk_state},
 };
 use iptables::Table;
@@ -232,8 +235,8 @@ fn rules_are_as_iptables_prints_them() {
 #[test]
 fn connections_of_the_node_to_the_drained_port_of_its_pods_lead_to_the_backend() {
     let of = |local_detector, port, family| {
-        let drained_port = std::num::NonZeroU16::new(port);
-        let options = DataplaneOptions { local_detector, drained_port, ..DataplaneOptions::default() };
+        let drained_ports = DrainedPorts { own: NonZeroU16::new(port), health: None };
+        let options = DataplaneOptions { local_detector, drained_ports, ..DataplaneOptions::default() };
         let state = mk_state().build();
         let chains = rules(family, &options, state.node(), state.cluster());
         let is_hook = |hook: &iptables::Hook| (hook.table, hook.chain) == (Table::Nat, "OUTPUT");
@@ -241,12 +244,28 @@ fn connections_of_the_node_to_the_drained_port_of_its_pods_lead_to_the_backend()
         chains.into_iter().find(|chain| chain.name == "FAIRLEAD-IPVS-DRAINED").unwrap().rules
     };
     let to =
-        |pods: &str, backend: &str| format!("{pods} -p tcp -m tcp --dport 10256 -j DNAT --to-destination {backend}");
-    assert_eq!(of(LocalDetector::None, 10_256, IpFamily::V4), [to("-d 10.244.1.0/24", "127.0.0.1")]);
-    assert_eq!(of(LocalDetector::None, 10_256, IpFamily::V6), [to("-d fd00:244:1::/64", "::1")]);
+        |pods: &str, backend: &str| format!("{pods} -p tcp -m tcp --dport 24256 -j DNAT --to-destination {backend}");
+    assert_eq!(of(LocalDetector::None, 24_256, IpFamily::V4), [to("-d 10.244.1.0/24", "127.0.0.1")]);
+    assert_eq!(of(LocalDetector::None, 24_256, IpFamily::V6), [to("-d fd00:244:1::/64", "::1")]);
     assert_eq!(of(LocalDetector::None, 0, IpFamily::V4), [""; 0]);
     let prefix = LocalDetector::InterfaceNamePrefix("veth".parse().unwrap());
-    assert_eq!(of(prefix, 10_256, IpFamily::V6), [to("-o veth+", "::1")]);
+    assert_eq!(of(prefix, 24_256, IpFamily::V6), [to("-o veth+", "::1")]);
+}
+
+/// Nothing else than the port of `/drained` keeps silent: load balancers need the resets of the port for health checks.
+#[test]
+fn kernel_sends_no_reset_from_the_drained_port() {
+    let of = |own: u16| {
+        let drained_ports = DrainedPorts { own: NonZeroU16::new(own), health: NonZeroU16::new(10_256) };
+        let options = DataplaneOptions { drained_ports, ..DataplaneOptions::default() };
+        let state = mk_state().build();
+        let chains = rules(IpFamily::V4, &options, state.node(), state.cluster());
+        let of = |name: &str| chains.iter().find(|chain| chain.name == name).unwrap().rules.clone();
+        (of("FAIRLEAD-IPVS-SILENT"), of("FAIRLEAD-IPVS-DRAINED").len())
+    };
+
+    assert_eq!(of(24_256), (vec!["-p tcp -m tcp --sport 24256 --tcp-flags RST RST -j DROP".to_owned()], 2));
+    assert_eq!(of(0), (vec![], 1));
 }
 
 /// A rule adds an entry for each source of connections that are not masqueraded.

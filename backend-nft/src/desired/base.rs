@@ -76,7 +76,7 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
         hook(family, "prerouting", Hook::Prerouting, None),
         hook(family, "output", Hook::Output, options.drained_redirect(family, node)),
         cluster_ips_hook(family, "forward-check", Hook::Forward),
-        cluster_ips_hook(family, "output-check", Hook::Output),
+        output_check(family, options),
         postrouting(family, effective.masquerade_mark),
     ];
     let sets = Map::ALL.into_iter().map(|map| map.set(family)).collect();
@@ -192,6 +192,19 @@ fn cluster_ips_hook(family: IpFamily, name: &str, hook: Hook) -> FixedChain {
     }
 }
 
+/// As [`cluster_ips_hook`] for packets of this node, which include the resets of its kernel.
+fn output_check(family: IpFamily, options: &DataplaneOptions) -> FixedChain {
+    let mut check = cluster_ips_hook(family, "output-check", Hook::Output);
+    check.rules.extend(options.drained_ports.own.map(|port| {
+        RuleBuilder::new(family)
+            .tcp_source_port(port)
+            .tcp_reset()
+            .drop_packet()
+            .comment("preStop waits until a backend listens")
+    }));
+    check
+}
+
 fn hook(family: IpFamily, name: &str, hook: Hook, redirect: Option<DrainedRedirect>) -> FixedChain {
     let mut rules = vec![RuleBuilder::new(family).jump(SERVICES).build()];
     rules.extend(redirect.iter().flat_map(|redirect| drained(family, redirect)));
@@ -200,11 +213,14 @@ fn hook(family: IpFamily, name: &str, hook: Hook, redirect: Option<DrainedRedire
 
 /// Leads the kubelet of this node from a pod that ends to the backend.
 fn drained(family: IpFamily, redirect: &DrainedRedirect) -> Vec<Rule> {
-    let rule = |to_pod: RuleBuilder| {
-        to_pod.tcp_port(redirect.port).dnat_to_address(redirect.backend).comment("preStop of a pod: /drained")
-    };
-    let to_pods = RuleBuilder::new(family).of_pods(PacketAddress::Destination, &redirect.pods);
-    to_pods.into_iter().map(rule).collect()
+    let mut rules = Vec::new();
+    for port in &redirect.ports {
+        for to_pod in RuleBuilder::new(family).of_pods(PacketAddress::Destination, &redirect.pods) {
+            let rule = to_pod.tcp_port(*port).dnat_to_address(redirect.backend);
+            rules.push(rule.comment("preStop of a pod: /drained"));
+        }
+    }
+    rules
 }
 
 fn postrouting(family: IpFamily, mark: u32) -> FixedChain {

@@ -136,9 +136,20 @@ impl RuleBuilder {
         self.load_meta(FIRST, MetaKey::L4proto).cmp(CmpOp::Eq, [protocol.number()])
     }
 
-    /// `tcp dport 10256`.
+    /// `tcp dport 24256`.
     pub(super) fn tcp_port(self, port: NonZeroU16) -> Self {
         self.protocol(Protocol::Tcp).load_port(FIRST).cmp(CmpOp::Eq, port.get().to_be_bytes())
+    }
+
+    /// `tcp sport 24256`.
+    pub(super) fn tcp_source_port(self, port: NonZeroU16) -> Self {
+        self.protocol(Protocol::Tcp).load_transport(0, 2).cmp(CmpOp::Eq, port.get().to_be_bytes())
+    }
+
+    /// `tcp flags rst`, after a match of the protocol.
+    pub(super) fn tcp_reset(self) -> Self {
+        const RST: u8 = 0x04;
+        self.load_transport(13, 1).bitwise(&[RST], &[0]).cmp(CmpOp::Neq, [0])
     }
 
     /// `ct state new`.
@@ -346,6 +357,11 @@ impl RuleBuilder {
     /// Loads `th dport`.
     fn load_port(self, dreg: Register) -> Self {
         self.push(Expr::Payload { dreg, base: PayloadBase::Transport, offset: 2, len: 2 })
+    }
+
+    /// Loads a field of the TCP header into the first register.
+    fn load_transport(self, offset: u32, len: u32) -> Self {
+        self.push(Expr::Payload { dreg: FIRST, base: PayloadBase::Transport, offset, len })
     }
 
     fn load_address(self, address: PacketAddress, dreg: Register) -> Self {

@@ -1,10 +1,10 @@
 //! The verdicts of each kind of VIP, and the names of chains.
 
-use std::num::NonZeroU32;
+use std::num::{NonZeroU16, NonZeroU32};
 
 use backend::{
     ServicePortState,
-    dataplane::{DataplaneOptions, EffectiveOptions, LocalDetector, Masquerade, Vip, VipKind, vips},
+    dataplane::{DataplaneOptions, DrainedPorts, EffectiveOptions, LocalDetector, Masquerade, Vip, VipKind, vips},
     testing::{ServiceBuilder, mk_state},
 };
 use netlink::nft::Expr;
@@ -348,17 +348,18 @@ fn a_vip_that_moves_while_a_packet_is_matched_is_found() {
 /// The node of these states has the pod CIDRs 10.244.1.0/24 and fd00:244:1::/64.
 #[test]
 fn connections_of_the_node_to_the_drained_port_of_its_pods_lead_to_the_backend() {
-    let rules = |local_detector, drained_port, family| {
+    let rules = |local_detector, own: Option<u16>, family| {
         let state = mk_state().build();
-        let options = DataplaneOptions { local_detector, drained_port, ..DataplaneOptions::default() };
+        let drained_ports = DrainedPorts { own: own.and_then(NonZeroU16::new), health: None };
+        let options = DataplaneOptions { local_detector, drained_ports, ..DataplaneOptions::default() };
         let base = base(family, &options, state.node(), state.cluster());
         let rules = |chain: &str| base.chain(chain).unwrap().rules.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(rules("prerouting"), ["jump services"]);
         rules("output")[1..].to_vec()
     };
-    let port = std::num::NonZeroU16::new(10_256);
+    let port = Some(24_256);
     let to = |pods: &str, backend: &str| {
-        format!("{pods} meta l4proto tcp th dport 10256 dnat {backend} comment \"preStop of a pod: /drained\"")
+        format!("{pods} meta l4proto tcp th dport 24256 dnat {backend} comment \"preStop of a pod: /drained\"")
     };
     let v4 = |pods: &str| to(pods, "ip to 127.0.0.1");
     let v6 = |pods: &str| to(pods, "ip6 to ::1");
@@ -374,6 +375,40 @@ fn connections_of_the_node_to_the_drained_port_of_its_pods_lead_to_the_backend()
         assert_eq!(rules(detector.clone(), port, IpFamily::V4), [expected_v4]);
         assert_eq!(rules(detector.clone(), port, IpFamily::V6), [expected_v6]);
         assert_eq!(rules(detector, None, IpFamily::V4), [""; 0]);
+    }
+}
+
+/// Hooks of the release before, and those of this one.
+#[test]
+fn both_ports_lead_to_the_backend() {
+    let state = mk_state().build();
+    let drained_ports = DrainedPorts { own: NonZeroU16::new(24_256), health: NonZeroU16::new(10_256) };
+    let options = DataplaneOptions { drained_ports, ..DataplaneOptions::default() };
+
+    let base = base(IpFamily::V4, &options, state.node(), state.cluster());
+
+    let rules = base.chain("output").unwrap().rules[1..].iter();
+    let ports = rules.map(|rule| rule.to_string().split(' ').nth(7).unwrap().to_owned());
+    assert_eq!(ports.collect::<Vec<_>>(), ["24256", "10256"]);
+}
+
+/// Nothing else than the port of `/drained` keeps silent: load balancers need the resets of the port for health checks.
+#[test]
+fn kernel_sends_no_reset_from_the_drained_port() {
+    let drops = |own: u16, family| {
+        let state = mk_state().build();
+        let drained_ports = DrainedPorts { own: NonZeroU16::new(own), health: NonZeroU16::new(10_256) };
+        let options = DataplaneOptions { drained_ports, ..DataplaneOptions::default() };
+        let base = base(family, &options, state.node(), state.cluster());
+        let rules = base.chain("output-check").unwrap().rules[1..].iter().map(ToString::to_string);
+        rules.collect::<Vec<_>>()
+    };
+
+    for family in IpFamily::ALL {
+        let expected = "meta l4proto tcp th sport 24256 @th,104,8 & 0x04 != 0x00 drop \
+                        comment \"preStop waits until a backend listens\"";
+        assert_eq!(drops(24_256, family), [expected]);
+        assert_eq!(drops(0, family), [""; 0]);
     }
 }
 

@@ -29,8 +29,18 @@ pub struct DataplaneOptions {
     /// What happens to forwarded packets that conntrack cannot assign to a connection. Only the iptables backend drops
     /// them.
     pub invalid_packets: InvalidPackets,
-    /// The port at which the backend answers `GET /drained`, at loopback addresses too: see [`DrainedRedirect`].
-    pub drained_port: Option<NonZeroU16>,
+    /// The ports at which the backend answers `GET /drained`.
+    pub drained_ports: DrainedPorts,
+}
+
+/// The ports at which the backend answers `GET /drained`, at loopback addresses too: see [`DrainedRedirect`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrainedPorts {
+    /// The port that serves nothing else. The kernel sends no reset from it, because a `preStop` hook must wait for the
+    /// next process while the backend restarts: its container ends at once when the connection is refused.
+    pub own: Option<NonZeroU16>,
+    /// The port of health checks, at which hooks of the release before ask. Load balancers need its resets.
+    pub health: Option<NonZeroU16>,
 }
 
 /// How pods of this node are detected: kube-proxy's `--detect-local-mode`.
@@ -146,12 +156,12 @@ pub enum PodMatch {
 }
 
 /// The TCP connections of this node to a port of its pods, which lead to the backend instead. A kubelet that executes
-/// `preStop: {httpGet: {path: /drained, port: 10256}}` makes one; the backend learns the pod from its original
+/// `preStop: {httpGet: {path: /drained, port: 24256}}` makes one; the backend learns the pod from its original
 /// destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DrainedRedirect {
-    /// The port, of the pods and of the backend.
-    pub port: NonZeroU16,
+    /// The ports, of the pods and of the backend; never empty.
+    pub ports: Vec<NonZeroU16>,
     /// The pods, by destination address or output interface; never unknown. Not only those of Services: a pod that ends
     /// leaves its Services on this node first.
     pub pods: PodMatch,
@@ -179,7 +189,7 @@ impl Default for DataplaneOptions {
             nodeport_addresses: NodePortAddresses::Primary,
             localhost_nodeports: LocalhostNodePorts::Closed,
             invalid_packets: InvalidPackets::Drop,
-            drained_port: None,
+            drained_ports: DrainedPorts::default(),
         }
     }
 }
@@ -225,7 +235,12 @@ impl DataplaneOptions {
     /// of all addresses, which contains other nodes, is not used.
     #[must_use]
     pub fn drained_redirect(&self, family: IpFamily, node: &NodeInfo) -> Option<DrainedRedirect> {
-        let port = self.drained_port?;
+        let DrainedPorts { own, health } = self.drained_ports;
+        let ports: Vec<_> = own.into_iter().chain(health).collect();
+        if ports.is_empty() {
+            return None;
+        }
+
         let is_usable = |pods: &PodMatch| match pods {
             PodMatch::Unknown => false,
             PodMatch::Source(cidrs) => cidrs.iter().all(|cidr| cidr.prefix_len() > 0),
@@ -233,11 +248,12 @@ impl DataplaneOptions {
         };
         let pods = [self.pod_match(family, node), PodMatch::within(&node.pod_cidrs, family)];
         let pods = pods.into_iter().find(is_usable)?;
+
         let backend = match family {
             IpFamily::V4 => Ipv4Addr::LOCALHOST.into(),
             IpFamily::V6 => Ipv6Addr::LOCALHOST.into(),
         };
-        Some(DrainedRedirect { port, pods, backend })
+        Some(DrainedRedirect { ports, pods, backend })
     }
 
     fn pod_match(&self, family: IpFamily, node: &NodeInfo) -> PodMatch {

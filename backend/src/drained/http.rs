@@ -21,7 +21,7 @@ use runtime::{
     metrics::Registry,
 };
 use tokio::time::Instant;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::{
     AskFrontends, Drained, NotDrained,
@@ -44,13 +44,12 @@ const JOINED: Duration = Duration::from_secs(1);
 /// Answers requests for `/drained`. Clones share their bound and their metrics.
 #[derive(Clone, Debug)]
 pub struct Drains {
-    /// Or why there is no answer.
-    frontends: Result<Arc<dyn AskFrontends>, &'static str>,
+    frontends: Arc<dyn AskFrontends>,
     sources: Sources,
     /// Those that others may join.
     questions: Arc<Mutex<BTreeMap<Question, SharedQuestion>>>,
     logged: Arc<Mutex<TokenBucket>>,
-    metrics: DrainMetrics,
+    pub(super) metrics: DrainMetrics,
 }
 
 /// A question that waits, as long as one of those who have asked it does.
@@ -71,16 +70,6 @@ impl Drains {
     /// Asks these frontends.
     #[must_use]
     pub fn new(frontends: Arc<dyn AskFrontends>) -> Self {
-        Self::with(Ok(frontends))
-    }
-
-    /// Answers that nothing is known, and why.
-    #[must_use]
-    pub fn unavailable(reason: &'static str) -> Self {
-        Self::with(Err(reason))
-    }
-
-    fn with(frontends: Result<Arc<dyn AskFrontends>, &'static str>) -> Self {
         let metrics = DrainMetrics::default();
         let sources = Sources::counted(metrics.waiting.clone());
         let logged = Arc::new(Mutex::new(TokenBucket::full(Instant::now())));
@@ -93,23 +82,16 @@ impl Drains {
         self.metrics.registry()
     }
 
-    /// Answers a request for `/drained`, and one for anything else that was redirected here: the kubelet asks a pod at
-    /// this port whether it is healthy, and must not take the answer of this process for that of the pod. `None`: it is
-    /// for another path of this process.
+    /// Answers a request at the port that serves `/drained` alone.
     #[must_use]
-    pub fn answer<B>(&self, request: &Request<B>) -> Option<Answer> {
+    pub fn answer<B>(&self, request: &Request<B>) -> Answer {
         if request.uri().path() != "/drained" {
-            let is_redirected = request.extensions().get::<OriginalDestination>().is_some();
-            return is_redirected
-                .then(|| text(StatusCode::NOT_FOUND, "of a pod, this port answers /drained only").into());
+            return text(StatusCode::NOT_FOUND, "this port answers /drained only").into();
         }
         if request.method() != Method::GET {
-            return Some(text(StatusCode::METHOD_NOT_ALLOWED, "GET only").into());
+            return text(StatusCode::METHOD_NOT_ALLOWED, "GET only").into();
         }
-        let frontends = match &self.frontends {
-            Ok(frontends) => frontends.clone(),
-            Err(reason) => return Some(text(StatusCode::NOT_IMPLEMENTED, reason).into()),
-        };
+
         let extensions = request.extensions();
         let client = extensions.get().map(|Client(address)| address.ip());
         let redirected = extensions.get().map(|OriginalDestination(pod)| *pod);
@@ -119,23 +101,44 @@ impl Drains {
         let source = redirected.or(client).map(|ip| ip.to_canonical());
         let question = match Question::parse(source, request.uri().query().unwrap_or_default()) {
             Ok(question) => question,
-            Err(reason) => return Some(text(StatusCode::BAD_REQUEST, &reason).into()),
+            Err(reason) => return text(StatusCode::BAD_REQUEST, &reason).into(),
         };
-        let (source, timeout) = (source.unwrap_or(question.addresses[0]), question.timeout);
-        Some(match self.ask(frontends, source, asker, question) {
+
+        let timeout = question.timeout;
+        match self.ask(source.unwrap_or(question.addresses[0]), asker, question) {
             Ok(response) => Answer::Deferred(timeout + SLACK, response),
             Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, &reason).into(),
-        })
+        }
+    }
+
+    /// Answers a request at the port of health checks: for `/drained`, where hooks ask that do not know its own port
+    /// yet; and for anything else that was redirected here, because a client that asks a pod for its health must not
+    /// take the answer of this process for that of the pod. `None`: it is for another path of this process.
+    #[must_use]
+    pub fn answer_at_health_port<B>(&self, request: &Request<B>) -> Option<Answer> {
+        let redirected = request.extensions().get().map(|OriginalDestination(pod)| *pod);
+        if request.uri().path() != "/drained" && redirected.is_none() {
+            return None;
+        }
+
+        let answer = self.answer(request);
+        // Other answers are for strangers, and clients in a loop.
+        if matches!(answer, Answer::Deferred(..)) {
+            self.metrics.at_health_port.inc();
+            let client = request.extensions().get().map(|Client(address)| address.ip().to_canonical());
+            let hook = if redirected.is_some() { "httpGet" } else { "exec" };
+            if let Some(pod) = redirected.or(client)
+                && is_logged(&self.logged)
+            {
+                warn!(%pod, hook, "preStop asks for /drained at the port of --healthz, which a later version will not \
+                                   answer: change its port to that of --drained-port");
+            }
+        }
+        Some(answer)
     }
 
     /// Asks, or waits with one who has just asked the same. An error says why the question is refused.
-    fn ask(
-        &self,
-        frontends: Arc<dyn AskFrontends>,
-        source: IpAddr,
-        asker: Asker,
-        question: Question,
-    ) -> Result<DeferredResponse, String> {
+    fn ask(&self, source: IpAddr, asker: Asker, question: Question) -> Result<DeferredResponse, String> {
         let begun = Instant::now();
         let mut questions = lock(&self.questions);
         questions.retain(|_, known| begun - known.since < JOINED && known.answer.upgrade().is_some());
@@ -148,7 +151,9 @@ impl Drains {
             }));
         }
         let permit = self.sources.admit(source, asker)?;
-        let (logged, metrics) = (self.logged.clone(), self.metrics.clone());
+        let frontends = self.frontends.clone();
+        let logged = self.logged.clone();
+        let metrics = self.metrics.clone();
         let Question { addresses, timeout } = question.clone();
         let answer = async move {
             let drained = wait(&*frontends, &addresses, timeout, || permit.is_scarce()).await;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use prometheus_client::{
     metrics::{
+        counter::Counter,
         family::Family as Labelled,
         gauge::Gauge,
         histogram::{Histogram, exponential_buckets},
@@ -23,6 +24,7 @@ const RESULTS: [&str; 4] = ["drained", "timeout", "unknown", "failed"];
 pub(crate) struct DrainMetrics {
     durations: Labelled<Label, Histogram>,
     pub(super) waiting: Gauge,
+    pub(super) at_health_port: Counter,
 }
 
 impl Default for DrainMetrics {
@@ -33,7 +35,7 @@ impl Default for DrainMetrics {
         for result in RESULTS {
             drop(durations.get_or_create(&[("result", result)]));
         }
-        Self { durations, waiting: Gauge::default() }
+        Self { durations, waiting: Gauge::default(), at_health_port: Counter::default() }
     }
 }
 
@@ -45,6 +47,8 @@ impl DrainMetrics {
                     timeout, unknown (no EndpointSlice has the address) or failed (no frontend is known)";
         own.register_with_unit("drain_duration", text, Unit::Seconds, self.durations.clone());
         own.register("drains_waiting", "Pods of this node that wait", self.waiting.clone());
+        let text = "Questions of pods at the port of --healthz, which hooks must not ask for much longer";
+        own.register("drains_at_health_port", text, self.at_health_port.clone());
         registry
     }
 

@@ -225,9 +225,8 @@ async fn questions_beyond_the_bound_are_refused() {
         drains.answer(&request)
     };
     let ask = |path: &str| ask_of(100, path);
-    assert!(ask("/healthz").is_none());
-    let waiting: Vec<_> = (0..96).map(|question| ask_of(question, "/drained").unwrap()).collect();
-    let Some(Answer::Ready(refused)) = ask("/drained") else { panic!("one more waits") };
+    let waiting: Vec<_> = (0..96).map(|question| ask_of(question, "/drained")).collect();
+    let Answer::Ready(refused) = ask("/drained") else { panic!("one more waits") };
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
     let answers = waiting.into_iter().map(|answer| match answer {
         Answer::Deferred(_, response) => response,
@@ -236,7 +235,7 @@ async fn questions_beyond_the_bound_are_refused() {
     for response in futures::future::join_all(answers).await {
         assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
     }
-    assert!(matches!(ask("/drained"), Some(Answer::Deferred(..))));
+    assert!(matches!(ask("/drained"), Answer::Deferred(..)));
 }
 
 /// The attack: a host with many addresses, of which none is that of a pod, asks from another one again and again.
@@ -247,7 +246,7 @@ async fn addresses_in_no_slice_leave_places_to_pods() {
         let mut request = Request::get("/drained").body(()).unwrap();
         let address = IpAddr::from([0xfd00, 0xbad, 0, 0, 0, 0, 0, stranger]);
         request.extensions_mut().insert(Client(SocketAddr::new(address, 40_000)));
-        let Some(Answer::Deferred(_, response)) = drains.answer(&request) else { panic!("{stranger} is refused") };
+        let Answer::Deferred(_, response) = drains.answer(&request) else { panic!("{stranger} is refused") };
         tokio::spawn(response);
         sleep(Duration::from_millis(10)).await;
     }
@@ -273,7 +272,7 @@ async fn same_questions_of_a_pod_share_one_place() {
     let ask_of = |pod: usize| {
         let mut request = Request::get("/drained").body(()).unwrap();
         request.extensions_mut().insert(Client(format!("10.0.0.{pod}:40000").parse().unwrap()));
-        drains.answer(&request).unwrap()
+        drains.answer(&request)
     };
     let answers: Vec<_> = (0..96).flat_map(|pod| [ask_of(pod), ask_of(pod)]).collect();
     assert!(matches!(ask_of(96), Answer::Ready(_)), "96 pods have a place");
@@ -298,14 +297,48 @@ async fn log_lines_are_bounded() {
     assert_eq!(lines(), 10);
 }
 
+/// The question of a pod, or of the kubelet about it.
+fn question(path: &str, is_redirected: bool) -> Request<()> {
+    let mut request = Request::get(path).body(()).unwrap();
+    if is_redirected {
+        request.extensions_mut().insert(OriginalDestination("10.0.0.1".parse().unwrap()));
+    } else {
+        request.extensions_mut().insert(Client("10.0.0.1:40000".parse().unwrap()));
+    }
+    request
+}
+
 #[test]
 fn health_of_a_pod_is_not_answered() {
-    let drains = Drains::unavailable("no frontend");
-    let mut request = Request::get("/healthz").body(()).unwrap();
-    assert!(drains.answer(&request).is_none());
-    request.extensions_mut().insert(OriginalDestination("10.0.0.1".parse().unwrap()));
-    let Some(Answer::Ready(answer)) = drains.answer(&request) else { panic!("no answer") };
-    assert_eq!(answer.status(), StatusCode::NOT_FOUND);
+    let drains = Drains::new(Arc::new(Rounds(Mutex::default())));
+    let status = |answer: Option<Answer>| match answer? {
+        Answer::Ready(response) => Some(response.status()),
+        Answer::Deferred(..) => panic!("it waits"),
+    };
+
+    assert_eq!(status(drains.answer_at_health_port(&question("/healthz", false))), None);
+    assert_eq!(status(drains.answer_at_health_port(&question("/healthz", true))), Some(StatusCode::NOT_FOUND));
+    for is_redirected in [false, true] {
+        let answer = drains.answer(&question("/healthz", is_redirected));
+        assert_eq!(status(Some(answer)), Some(StatusCode::NOT_FOUND));
+    }
+}
+
+/// A hook that does not know the port of `/drained` yet, of either kind, and two questions beyond the bound of a pod.
+#[tokio::test(start_paused = true)]
+async fn hooks_at_the_port_of_health_checks_are_answered_and_counted() {
+    let drains = Drains::new(Arc::new(Rounds(Mutex::new(vec![vec![of_state(DrainState::InUse)]]))));
+
+    let answers: Vec<_> = [true, false]
+        .into_iter()
+        .map(|is_redirected| drains.answer_at_health_port(&question("/drained?timeout=1s", is_redirected)))
+        .collect();
+    let refused = drains.answer_at_health_port(&question("/drained?timeout=x", true));
+
+    assert!(answers.iter().all(|answer| matches!(answer, Some(Answer::Deferred(..)))));
+    assert!(matches!(refused, Some(Answer::Ready(response)) if response.status() == StatusCode::BAD_REQUEST));
+    drop(drains.answer(&question("/drained", true)));
+    assert_eq!(drains.metrics.at_health_port.get(), 2);
 }
 
 #[test]
@@ -335,11 +368,10 @@ fn pod_asks_about_itself() {
     assert!(Question::parse(Some("127.0.0.1".parse().unwrap()), "address=10.0.0.2").is_ok());
 }
 
-async fn body(answer: Option<Answer>) -> (StatusCode, String) {
+async fn body(answer: Answer) -> (StatusCode, String) {
     let response = match answer {
-        Some(Answer::Ready(response)) => response,
-        Some(Answer::Deferred(_, response)) => response.await,
-        None => panic!("no answer"),
+        Answer::Ready(response) => response,
+        Answer::Deferred(_, response) => response.await,
     };
     (response.status(), response.into_body())
 }
@@ -366,11 +398,4 @@ async fn answer_counts_nodes_without_a_frontend_if_there_are_any() {
         assert_eq!((status, text.contains("except perhaps for 1 nodes")), (StatusCode::OK, counted), "{text}");
         assert!(!text.contains(" 0 "), "{text}");
     }
-}
-
-#[tokio::test]
-async fn node_that_cannot_know_says_so() {
-    let drains = Drains::unavailable("this process knows no other node");
-    let (status, text) = body(drains.answer(&Request::get("/drained").body(()).unwrap())).await;
-    assert_eq!((status, &*text), (StatusCode::NOT_IMPLEMENTED, "this process knows no other node\n"));
 }

@@ -3,6 +3,9 @@
 {{- $services := .Values.services -}}
 {{- $limits := $services.limits -}}
 {{- $ports := list .Values.backend.healthz.port .Values.backend.metrics.port -}}
+{{- if and (eq .Values.deployment "split") .Values.backend.drained.port -}}
+{{- $ports = append $ports .Values.backend.drained.port -}}
+{{- end -}}
 - --external-ips={{ join "," $services.externalIPs }}
 - --load-balancer-ips={{ join "," $services.loadBalancerIPs }}
 - --protected-ports={{ concat $services.protectedPorts $ports | join "," }}
@@ -81,7 +84,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* Flags of `backend` for its frontend. */}}
+{{/* Flags that `backend` has and `local` does not: for its frontend, and for pods that ask what others have programmed. */}}
 {{- define "fairlead.streamFlags" -}}
 {{- $pki := printf "%s/kubelet-client-current.pem" .Values.backend.kubeletPKIDir -}}
 {{ include "fairlead.frontendFlags" . }}
@@ -92,16 +95,25 @@
 - --tls-cert={{ $pki }}
 - --tls-key={{ $pki }}
 {{- end }}
+{{- if not .Values.backend.shadow }}
+- --drained-port={{ .Values.backend.drained.port }}
+{{- if .Values.backend.drained.atHealthz }}
+- --drained-at-healthz
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* The flags of the backend that commands in its container share with it, as variables: `kubectl exec POD -- fairlead test` needs no flags. */}}
 {{- define "fairlead.commandEnvironment" -}}
-{{- $shared := list "frontend" "frontend-name" "discovery-kubeconfig" "tls-ca" "tls-cert" "tls-key" "token-file" "state-dir" "healthz" "detect-local-mode" "cluster-cidr" "pod-bridge-interface" "pod-interface-name-prefix" "masquerade-all" "masquerade-bit" "nodeport-addresses" "iptables-variant" "iptables-localhost-nodeports" "ipvs-scheduler" "ipvs-strict-arp" "ipvs-tcp-timeout" "ipvs-tcpfin-timeout" "ipvs-udp-timeout" "ipvs-drain-timeout" "ipvs-exclude-cidrs" -}}
+{{- $shared := list "frontend" "frontend-name" "discovery-kubeconfig" "tls-ca" "tls-cert" "tls-key" "token-file" "state-dir" "healthz" "drained-port" "drained-at-healthz" "detect-local-mode" "cluster-cidr" "pod-bridge-interface" "pod-interface-name-prefix" "masquerade-all" "masquerade-bit" "nodeport-addresses" "iptables-variant" "iptables-localhost-nodeports" "ipvs-scheduler" "ipvs-strict-arp" "ipvs-tcp-timeout" "ipvs-tcpfin-timeout" "ipvs-udp-timeout" "ipvs-drain-timeout" "ipvs-exclude-cidrs" -}}
 {{- $flags := include "fairlead.nodeFlags" . | fromYamlArray -}}
 {{- if eq .Values.deployment "split" -}}
 {{- $flags = concat (include "fairlead.streamFlags" . | fromYamlArray) $flags -}}
 {{- end -}}
 {{- $environment := dict "FAIRLEAD_BACKEND" (include "fairlead.mode" .) -}}
+{{- if eq .Values.deployment "local" -}}
+{{- $_ := set $environment "FAIRLEAD_DRAINED_PORT" "0" -}}
+{{- end -}}
 {{- if not .Values.backend.shadow -}}
 {{- $_ := set $environment "FAIRLEAD_BACKEND_ADDRESS" (printf "127.0.0.1:%d" (int .Values.backend.metrics.port)) -}}
 {{- end -}}

@@ -18,6 +18,11 @@ VALUES = {"apiServer": {"host": "192.0.2.10"}}
 RESOURCES = {
     "/api/v1": [("secrets", "Secret", ""), ("configmaps", "ConfigMap", "")],
     "/apis/discovery.k8s.io/v1": [("endpointslices", "EndpointSlice", "discovery.k8s.io")],
+    "/apis/apps/v1": [
+        ("deployments", "Deployment", "apps"),
+        ("statefulsets", "StatefulSet", "apps"),
+        ("daemonsets", "DaemonSet", "apps"),
+    ],
 }
 PLURALS = {"Secret": "secrets", "ConfigMap": "configmaps", "EndpointSlice": "endpointslices"}
 
@@ -33,6 +38,9 @@ class Cluster:
                 prefix = "/api/" if item["apiVersion"] == "v1" else "/apis/"
                 meta = item["metadata"]
                 paths[f"{prefix}{item['apiVersion']}/namespaces/{meta['namespace']}/{plural}/{meta['name']}"] = item
+        for plural, kind, _ in RESOURCES["/apis/apps/v1"]:
+            items = [item for item in objects if item["kind"] == kind]
+            paths[f"/apis/apps/v1/{plural}"] = {"kind": f"{kind}List", "apiVersion": "apps/v1", "items": items}
         for path, kinds in RESOURCES.items():
             listed = [
                 {"name": name, "singularName": "", "namespaced": True, "kind": kind, "verbs": ["get"]}
@@ -41,9 +49,11 @@ class Cluster:
             version = path.removeprefix("/apis/").removeprefix("/api/")
             paths[path] = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": listed}
         paths["/api"] = {"kind": "APIVersions", "versions": ["v1"]}
-        version = {"groupVersion": "discovery.k8s.io/v1", "version": "v1"}
-        group = {"name": "discovery.k8s.io", "versions": [version], "preferredVersion": version}
-        paths["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]}
+        groups = []
+        for name in ["discovery.k8s.io", "apps"]:
+            version = {"groupVersion": f"{name}/v1", "version": "v1"}
+            groups.append({"name": name, "versions": [version], "preferredVersion": version})
+        paths["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
@@ -224,6 +234,35 @@ class Upgrade(unittest.TestCase):
             with Cluster(slices) as cluster:
                 files = render.templates(values, renderer=cluster, is_upgrade=True)
             self.assertEqual("apiServer.host is empty" in files["templates/NOTES.txt"], warns, values)
+
+    def test_an_upgrade_names_the_hooks_at_the_port_of_health_checks(self):
+        def workload(kind, name, pre_stop):
+            containers = [{"name": "sidecar"}, {"name": "web", "lifecycle": {"preStop": pre_stop}}]
+            metadata = {"name": name, "namespace": "shop"}
+            spec = {"template": {"spec": {"containers": containers}}}
+            return {"apiVersion": "apps/v1", "kind": kind, "metadata": metadata, "spec": spec}
+
+        shell = 'wget -qO- "http://$HOST_IP:10256/drained" || true'
+        others = [
+            workload("Deployment", "new", {"httpGet": {"path": "/drained", "port": 24256}}),
+            workload("Deployment", "own", {"httpGet": {"path": "/stop", "port": 10256}}),
+            workload("Deployment", "sleeps", {"sleep": {"seconds": 5}}),
+        ]
+        old = [
+            workload("StatefulSet", "store", {"httpGet": {"path": "/drained?timeout=20s", "port": 10256}}),
+            workload("DaemonSet", "agent", {"exec": {"command": ["sh", "-c", shell]}}),
+        ]
+
+        def notes(found, values=VALUES):
+            with Cluster(self.first + found) as cluster:
+                return render.templates(values, renderer=cluster, is_upgrade=True)["templates/NOTES.txt"]
+
+        warned = notes(others + old)
+        for name in ["StatefulSet shop/store, container web", "DaemonSet shop/agent, container web"]:
+            self.assertIn(f"     {name}\n", warned)
+        self.assertNotIn("Deployment shop/", warned)
+        self.assertNotIn("preStop", notes(others))
+        self.assertNotIn("preStop", notes(old, {**VALUES, "backend": {"drained": {"atHealthz": False}}}))
 
 
 if __name__ == "__main__":

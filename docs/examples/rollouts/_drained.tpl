@@ -13,5 +13,5 @@ A template for a chart whose pods wait until no node sends them new connections.
 preStop:
   httpGet:
     path: /drained?timeout={{ . }}
-    port: 10256
+    port: 24256
 {{- end }}

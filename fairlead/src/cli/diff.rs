@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{
-    HttpAddress, IptablesArgs, IpvsArgs, OtherProxy, TrafficArgs, ViewArgs,
+    DrainedPortArgs, HttpAddress, IptablesArgs, IpvsArgs, OtherProxy, TrafficArgs, ViewArgs,
     observe::{DEFAULT_HEALTHZ, HEALTHZ_PORT},
 };
 use crate::config::BackendName;
@@ -44,6 +44,8 @@ pub(crate) struct DiffArgs {
     #[arg(long, env = "FAIRLEAD_HEALTHZ", default_value = DEFAULT_HEALTHZ, value_name = "ADDRESS")]
     pub(crate) healthz: HttpAddress<HEALTHZ_PORT>,
 
+    #[command(flatten)]
+    pub(crate) drained: DrainedPortArgs,
     #[command(flatten)]
     pub(crate) view: ViewArgs,
     #[command(flatten)]

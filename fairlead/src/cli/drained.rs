@@ -4,6 +4,7 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::Args;
 
+use super::observe::DRAINED_PORT;
 use crate::config::duration;
 
 #[derive(Debug, Args)]
@@ -21,8 +22,8 @@ pub(crate) struct DrainedArgs {
     #[arg(long, env = "HOST_IP", value_name = "IP", required_unless_present = "install")]
     pub(crate) node_address: Option<IpAddr>,
 
-    /// The port of the backend's --healthz.
-    #[arg(long, default_value = "10256", value_name = "PORT")]
+    /// The --drained-port of the backend.
+    #[arg(long, default_value_t = DRAINED_PORT, value_name = "PORT")]
     pub(crate) port: u16,
 
     /// The addresses of the pod (status.podIPs), for pods with both IP families. Default: the source address.

@@ -65,7 +65,8 @@ pub(crate) struct NodeArgs {
     pub(crate) state_dir: PathBuf,
 
     /// Only log what would be written, and where kube-proxy's rules behave differently. Writes no rules, sysctls,
-    /// conntrack entries or state, and serves HTTP only if --healthz or --metrics is set.
+    /// conntrack entries or state, and serves HTTP only if --healthz, --metrics or
+    /// --drained-port is set.
     #[arg(long)]
     pub(crate) shadow: bool,
 

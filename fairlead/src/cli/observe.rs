@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, num::NonZeroU16, str::FromStr};
 
+use backend::dataplane::DrainedPorts;
 use clap::Args;
 use runtime::http::OnBindError;
 
@@ -9,9 +10,8 @@ use super::Effective;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ObserveArgs {
-    /// Serve /healthz (for load balancers), /livez and /readyz (for the kubelet) and /drained (for preStop of pods)
-    /// over HTTP, without authentication, at ADDRESS:PORT, or nowhere (`none`). 0.0.0.0 and [::] listen in both IP
-    /// families, and the kubelet's requests to this port of a pod are served, too.
+    /// Serve /healthz (for load balancers), /livez and /readyz (for the kubelet) over HTTP, without authentication, at
+    /// ADDRESS:PORT, or nowhere (`none`). 0.0.0.0 and [::] listen in both IP families.
     #[arg(long, env = "FAIRLEAD_HEALTHZ", default_value = DEFAULT_HEALTHZ, value_name = "ADDRESS")]
     pub(crate) healthz: HttpAddress<HEALTHZ_PORT>,
 
@@ -20,9 +20,31 @@ pub(crate) struct ObserveArgs {
     #[arg(long, default_value = "127.0.0.1:10249", value_name = "ADDRESS")]
     pub(crate) metrics: HttpAddress<METRICS_PORT>,
 
-    /// Exit if the address of --healthz or --metrics cannot be bound. Default: retry five times a second.
+    /// Exit if an address for HTTP cannot be bound. Default: retry five times a second.
     #[arg(long)]
     pub(crate) bind_address_hard_fail: bool,
+}
+
+/// Where a backend answers `GET /drained`. `local` does not: it knows no other node.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DrainedPortArgs {
+    /// Answer GET /drained (for preStop of pods) over HTTP, without authentication, at this port of all addresses of
+    /// the node, and to its kubelet at this port of its pods. 0: nowhere.
+    #[arg(long, env = "FAIRLEAD_DRAINED_PORT", default_value_t = DRAINED_PORT, value_name = "PORT")]
+    pub(crate) drained_port: u16,
+
+    /// Answer it at the port of --healthz, too, if that listens at all addresses: for pods whose preStop hooks ask
+    /// there, as before --drained-port existed. Each of these hooks is logged. A later version will not have this flag.
+    #[arg(long, env = "FAIRLEAD_DRAINED_AT_HEALTHZ")]
+    pub(crate) drained_at_healthz: bool,
+}
+
+impl DrainedPortArgs {
+    /// The ports, of a backend with this --healthz.
+    pub(crate) fn ports(&self, healthz: HttpAddress<HEALTHZ_PORT>) -> DrainedPorts {
+        let health = if self.drained_at_healthz { healthz.loopback_port() } else { None };
+        DrainedPorts { own: NonZeroU16::new(self.drained_port), health }
+    }
 }
 
 /// The address of an HTTP server. `None`: it is disabled. `PORT`: the port of an address without one; 0: it needs one.
@@ -53,6 +75,9 @@ impl ObserveArgs {
     }
 }
 
+/// Where hooks ask by default. No component of Kubernetes or of a network plugin uses it, and it is below the ports of
+/// Services (30000) and of outgoing connections (32768).
+pub(super) const DRAINED_PORT: u16 = 24256;
 /// kube-proxy's `ports.ProxyHealthzPort`, for an address without a port.
 pub(super) const HEALTHZ_PORT: u16 = 10256;
 /// The address of --healthz where none is given.
@@ -77,7 +102,10 @@ impl<const PORT: u16> FromStr for HttpAddress<PORT> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{local, parse};
+    use super::super::{
+        Command,
+        testing::{local, parse},
+    };
     use super::*;
 
     #[test]
@@ -90,6 +118,24 @@ mod tests {
         assert_eq!(metrics, HttpAddress(Some("[::]:10249".parse().unwrap())));
         let error = parse(&["backend", "nftables", "--metrics", "10249"]).unwrap_err();
         assert!(error.contains("expected an address with a port"), "{error}");
+    }
+
+    #[test]
+    fn only_a_backend_answers_drained_and_at_the_old_port_on_request() {
+        let ports = |args: &[&str]| {
+            let args = [&["backend", "nftables"], args].concat();
+            let Command::Backend(command) = parse(&args).unwrap().command else { panic!("another command") };
+            let (stream, any) = command.into_parts();
+            let DrainedPorts { own, health } = stream.drained.ports(any.common.observe.healthz);
+            [own, health].map(|port| port.map_or(0, NonZeroU16::get))
+        };
+
+        assert_eq!(ports(&[]), [24256, 0]);
+        assert_eq!(ports(&["--drained-port=0"]), [0, 0]);
+        assert_eq!(ports(&["--drained-port=1", "--drained-at-healthz"]), [1, 10256]);
+        assert_eq!(ports(&["--drained-at-healthz", "--healthz=192.0.2.1:10256"]), [24256, 0]);
+        let error = parse(&["local", "--backend=nftables", "--manifests=m", "--drained-port=1"]).unwrap_err();
+        assert!(error.contains("--drained-port"), "{error}");
     }
 
     #[test]

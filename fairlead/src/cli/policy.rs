@@ -26,7 +26,7 @@ pub(crate) struct PolicyArgs {
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "22,179,2379,2380,6443,9345,10249,10250,10256,10257,10258,10259",
+        default_value = "22,179,2379,2380,6443,9345,10249,10250,10256,10257,10258,10259,24256",
         value_name = "PORT"
     )]
     pub(crate) protected_ports: Vec<u16>,
@@ -113,11 +113,9 @@ mod tests {
     #[test]
     fn defaults_are_those_of_the_library() {
         let policy = local("nftables", &[]).cluster.policy.policy([([127, 0, 0, 1], 7601).into()]);
-        let expected = frontend::index::ServicePolicy {
-            protected_ports: [22, 179, 2379, 2380, 6443, 7601, 9345, 10249, 10250, 10256, 10257, 10258, 10259].into(),
-            ..Default::default()
-        };
-        assert_eq!(policy, expected);
+        let expected = frontend::index::ServicePolicy { ..Default::default() };
+        let protected = [22, 179, 2379, 2380, 6443, 7601, 9345, 10249, 10250, 10256, 10257, 10258, 10259, 24256];
+        assert_eq!(policy, frontend::index::ServicePolicy { protected_ports: protected.into(), ..expected });
     }
 
     #[test]

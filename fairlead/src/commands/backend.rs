@@ -3,13 +3,17 @@
 //! ```text
 //!   backend ── gRPC ───┐           ┌─▶ task backend: instance lock, then the runner
 //!                      ├─▶ spawn ──┼─▶ task takeover: what other modes have left     unless it is a shadow
-//!   local ── channel ──┘           ├─▶ tasks health, metrics: HTTP
+//!   local ── channel ──┘           ├─▶ tasks health, metrics, drained (not of local): HTTP
 //!                                  └─▶ task readiness: says when the node is programmed
 //! ```
 
 mod other_modes;
 
-use std::{path::Path, sync::Arc};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::Arc,
+};
 
 use ::backend::{
     Backend, Connect, ConntrackCleanup, ConntrackSettings, Observer, ObserverPages, Runner, RunnerOptions, StateFile,
@@ -29,7 +33,10 @@ use super::{
     shadow::Shadow,
 };
 use crate::{
-    cli::{AnyBackendArgs, BackendCommand, CommonBackendArgs, Effective, LocalArgs, ObserveArgs},
+    cli::{
+        AnyBackendArgs, BackendCommand, CommonBackendArgs, DrainedPortArgs, Effective, LocalArgs, ObserveArgs,
+        StreamArgs,
+    },
     config::BackendName,
     instance::InstanceLock,
 };
@@ -43,21 +50,23 @@ struct BackendProcess<'a> {
     config: &'a Effective,
     /// Metrics of the other parts of this process.
     registries: Vec<Registry>,
+    drained: Option<DrainedServer>,
+}
+
+/// What answers `GET /drained`. `local` has none, because it does not know what other nodes have programmed.
+struct DrainedServer {
+    args: DrainedPortArgs,
     drains: Drains,
 }
 
-/// Why `fairlead local` does not answer `GET /drained`.
-const LOCAL_DRAINED: &str = "not known: fairlead local has no frontend that other nodes connect to, so this node does not \
-                             know what they have programmed; use sleep in preStop";
-
 /// Runs until the shutdown, which leaves the kernel unchanged.
 pub(crate) async fn run(command: BackendCommand, config: &Effective, shutdown: Shutdown) -> Result<()> {
-    let (frontend, backend) = command.into_parts();
+    let (StreamArgs { frontend, drained, .. }, backend) = command.into_parts();
     let connect = frontend.grpc()?;
     let mut tasks = Tasks::default();
     let certificates = vec![runtime::metrics::certificates(frontend.certificate_files())];
-    let drains = Drains::new(Arc::new(connect.clone()));
-    spawn(backend, config, certificates, connect, drains, &mut tasks)?;
+    let drained = DrainedServer { args: drained, drains: Drains::new(Arc::new(connect.clone())) };
+    spawn(backend, config, certificates, connect, Some(drained), &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
@@ -82,31 +91,32 @@ pub(crate) async fn run_local(args: LocalArgs, config: &Effective, shutdown: Shu
     let registries = vec![frontend.metrics()];
     let stop = shutdown.clone();
     let connect = move |hello| frontend.attach(hello, stop.clone());
-    spawn(any, config, registries, connect, Drains::unavailable(LOCAL_DRAINED), &mut tasks)?;
+    spawn(any, config, registries, connect, None, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
-/// Starts a backend. `registries`: metrics of the other parts of this process; `drains`: how it asks the frontends.
+/// Starts a backend. `registries`: metrics of the other parts of this process.
 fn spawn(
     args: AnyBackendArgs,
     config: &Effective,
     registries: Vec<Registry>,
     connect: impl Connect,
-    drains: Drains,
+    drained: Option<DrainedServer>,
     tasks: &mut Tasks,
 ) -> Result<()> {
     let mode = args.name()?;
     super::raise_file_limit();
     let AnyBackendArgs { common, iptables, ipvs, .. } = args;
+    let drained_ports = drained.as_ref().map(|drained| drained.args.ports(common.observe.healthz));
     let options = DataplaneOptions {
         invalid_packets: common.conntrack.invalid_packets(),
-        drained_port: common.observe.healthz.loopback_port(),
+        drained_ports: drained_ports.unwrap_or_default(),
         ..common.traffic.options()?
     };
     let settings = DataplaneSettings::new(options, iptables, ipvs);
     let is_shadow = common.node.shadow;
     let other_modes = OtherModes::new(mode, &settings);
-    let process = BackendProcess { mode, other_modes, common, config, registries, drains };
+    let process = BackendProcess { mode, other_modes, common, config, registries, drained };
     if is_shadow {
         with_backend!(mode, settings, |backend| process.spawn(Shadow::new(backend), connect, tasks))
     } else {
@@ -117,7 +127,7 @@ fn spawn(
 impl BackendProcess<'_> {
     /// Starts the tasks of a backend.
     fn spawn(self, backend: impl Backend, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
-        let Self { mode, other_modes, common, config, mut registries, drains } = self;
+        let Self { mode, other_modes, common, config, mut registries, mut drained } = self;
         let CommonBackendArgs { node, traffic, conntrack, mut observe } = common;
         let name = node.name()?;
         if let Some(score) = node.oom_score_adj
@@ -133,6 +143,7 @@ impl BackendProcess<'_> {
         let is_shadow = node.shadow;
         let (options, ready_message) = if is_shadow {
             observe.disable_defaults(config);
+            drained = drained.filter(|_| !config.is_default("drained-port"));
             let options = RunnerOptions { state_file: None, role: Role::Shadow, ..defaults };
             (options, "ready: node state compared with the kernel, nothing written (shadow)")
         } else {
@@ -155,8 +166,8 @@ impl BackendProcess<'_> {
                 shutdown.recv().await;
             });
         }
-        registries.push(drains.registry());
-        spawn_servers(&observe, runner.observer(), drains, config, registries, tasks);
+        registries.extend(drained.as_ref().map(|drained| drained.drains.registry()));
+        spawn_servers(&observe, runner.observer(), drained, config, registries, tasks);
         let instance_timeout = node.instance_timeout;
         let node_name = name.clone();
         let lock_gate = ready.guard("the only backend of this network namespace");
@@ -194,7 +205,7 @@ impl BackendProcess<'_> {
 fn spawn_servers(
     args: &ObserveArgs,
     observer: Observer,
-    drains: Drains,
+    drained: Option<DrainedServer>,
     config: &Effective,
     registries: Vec<Registry>,
     tasks: &mut Tasks,
@@ -202,9 +213,23 @@ fn spawn_servers(
     let on_bind_error = args.on_bind_error();
     if let Some(address) = args.healthz.0 {
         let observer = observer.clone();
+        let old_hooks = drained.as_ref().filter(|drained| drained.args.drained_at_healthz);
+        let old_hooks = old_hooks.map(|drained| drained.drains.clone());
         tasks.spawn("health", move |shutdown| async move {
-            let answer = move |request: &_| drains.answer(request).unwrap_or_else(|| observer.health(request).into());
+            let answer = move |request: &_| {
+                let answer = old_hooks.as_ref().and_then(|drains| drains.answer_at_health_port(request));
+                answer.unwrap_or_else(|| observer.health(request).into())
+            };
             Ok(serve_at(address, "health", on_bind_error, answer, shutdown).await?)
+        });
+    }
+    if let Some(DrainedServer { args, drains }) = drained
+        && args.drained_port != 0
+    {
+        let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, args.drained_port));
+        tasks.spawn("drained", move |shutdown| async move {
+            let answer = move |request: &_| drains.answer(request);
+            Ok(serve_at(address, "drained", on_bind_error, answer, shutdown).await?)
         });
     }
     if let Some(address) = args.metrics.0 {

@@ -26,11 +26,11 @@ pub(crate) use report::summary;
 
 /// Compares, and prints the differences.
 pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode> {
-    let DiffArgs { backend, of, state, healthz, view, traffic, iptables, ipvs } = args;
+    let DiffArgs { backend, of, state, healthz, drained, view, traffic, iptables, ipvs } = args;
     let node = view.node_name()?;
     let options = DataplaneOptions {
         invalid_packets: invalid_packets_by_sysctl(),
-        drained_port: healthz.loopback_port(),
+        drained_ports: drained.ports(healthz),
         ..traffic.options()?
     };
     let backend = match (backend, of) {

@@ -155,7 +155,7 @@ fn run(stage: &Stage, wait: Wait, rollouts: usize, generation: &mut usize) -> Re
                     .iter()
                     .zip(&old)
                     .map(|(node, pod)| {
-                        let host = SocketAddr::new(nodes[*node].address.ip(IpFamily::V4), 10_256);
+                        let host = SocketAddr::new(nodes[*node].address.ip(IpFamily::V4), 24_256);
                         scope.spawn(move || wait.of(pod, host))
                     })
                     .collect();

@@ -80,6 +80,8 @@ macro_rules! conformance {
                 pod_is_drained_when_all_nodes_have_programmed_its_end,
                 last_pod_is_not_drained,
                 kubelet_asks_for_a_pod_by_its_address,
+                kubelet_asks_at_the_port_of_health_checks,
+                hook_waits_for_the_next_backend,
             }
             restarts {
                 backends_are_terminated,

@@ -154,7 +154,10 @@ fn shadow_of_each_backend_writes_nothing() {
         let mark = process.mark();
         manifests.apply(&web(&fixture.cluster, pod));
         process.wait_for_line("shadow: would write", mark, TIMEOUT);
-        assert_eq!(fixture.node().output("ss", &["-Hltn", "src", ":10256", "or", "src", ":10249"]), "");
+        assert_eq!(
+            fixture.node().output("ss", &["-Hltn", "src", ":10256", "or", "src", ":10249", "or", "src", ":24256"]),
+            ""
+        );
         end(fixture.node(), &process);
         assert_eq!(writes(&calls), [""; 0], "{name}");
         assert_eq!(generation(fixture.node()), before, "{name}");

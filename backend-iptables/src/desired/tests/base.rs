@@ -1,6 +1,8 @@
 //! The base ruleset: base chains, fixed rules of shared chains, and hooks.
 
-use backend::dataplane::NodePortAddresses;
+use std::num::NonZeroU16;
+
+use backend::dataplane::{DrainedPorts, NodePortAddresses};
 
 use super::*;
 use crate::table::{FixedRules, SharedChain};
@@ -85,8 +87,8 @@ last filter -A FAIRLEAD-CLUSTER-IPS -d fd00:96::/108 -m comment --comment "no se
 /// fd00:244:1::/64.
 #[test]
 fn connections_of_the_node_to_the_drained_port_of_its_pods_lead_to_the_backend() {
-    let drained_port = std::num::NonZeroU16::new(10_256);
-    let detected = |local_detector| DataplaneOptions { local_detector, drained_port, ..DataplaneOptions::default() };
+    let drained_ports = DrainedPorts { own: NonZeroU16::new(24_256), health: None };
+    let detected = |local_detector| DataplaneOptions { local_detector, drained_ports, ..DataplaneOptions::default() };
     let rules = |options: DataplaneOptions, family| {
         let state = mk_state().build();
         let base = base(family, &options, state.node(), state.cluster());
@@ -96,13 +98,13 @@ fn connections_of_the_node_to_the_drained_port_of_its_pods_lead_to_the_backend()
     };
     let to = |pods: &str, backend: &str| {
         format!(
-            "{pods} -p tcp -m comment --comment \"preStop of a pod: /drained\" -m tcp --dport 10256 \
+            "{pods} -p tcp -m comment --comment \"preStop of a pod: /drained\" -m tcp --dport 24256 \
              -m addrtype --src-type LOCAL -j DNAT --to-destination {backend}"
         )
     };
     assert_eq!(rules(detected(LocalDetector::None), IpFamily::V4), [to("-d 10.244.1.0/24", "127.0.0.1")]);
     assert_eq!(rules(detected(LocalDetector::None), IpFamily::V6), [to("-d fd00:244:1::/64", "::1")]);
-    let pods = DataplaneOptions { drained_port, ..within(&["10.244.0.0/16", "fd00:244::/32"]) };
+    let pods = DataplaneOptions { drained_ports, ..within(&["10.244.0.0/16", "fd00:244::/32"]) };
     assert_eq!(rules(pods.clone(), IpFamily::V4), [to("-d 10.244.0.0/16", "127.0.0.1")]);
     assert_eq!(rules(pods, IpFamily::V6), [to("-d fd00:244::/32", "::1")]);
     let bridge = detected(LocalDetector::BridgeInterface("cbr0".parse().unwrap()));
@@ -110,9 +112,28 @@ fn connections_of_the_node_to_the_drained_port_of_its_pods_lead_to_the_backend()
     let prefix = detected(LocalDetector::InterfaceNamePrefix("veth".parse().unwrap()));
     assert_eq!(rules(prefix, IpFamily::V4), [to("-o veth+", "127.0.0.1")]);
     assert_eq!(rules(super::pods(), IpFamily::V4), [""; 0]);
+    let both = DrainedPorts { health: NonZeroU16::new(10_256), ..drained_ports };
+    let both = rules(DataplaneOptions { drained_ports: both, ..DataplaneOptions::default() }, IpFamily::V4);
+    assert!(both.len() == 2 && both[0].contains("--dport 24256 ") && both[1].contains("--dport 10256 "), "{both:?}");
 }
 
-/// Those of kube-proxy, and one more: packets of the node to an external IP without endpoints are rejected too.
+/// Nothing else than the port of `/drained` keeps silent: load balancers need the resets of the port for health checks.
+#[test]
+fn kernel_sends_no_reset_from_the_drained_port() {
+    let rules = |own: u16| {
+        let state = mk_state().build();
+        let drained_ports = DrainedPorts { own: NonZeroU16::new(own), health: NonZeroU16::new(10_256) };
+        let options = DataplaneOptions { drained_ports, ..DataplaneOptions::default() };
+        let base = base(IpFamily::V4, &options, state.node(), state.cluster());
+        base.chains.into_iter().find(|chain| chain.name == "FAIRLEAD-SILENT").unwrap().rules
+    };
+
+    assert_eq!(rules(24_256), ["-p tcp -m tcp --sport 24256 --tcp-flags RST RST -j DROP"]);
+    assert_eq!(rules(0), [""; 0]);
+}
+
+/// Those of kube-proxy, and two more: packets of the node to an external IP without endpoints are rejected too, and
+/// nothing resets connections to the port of `/drained`.
 #[test]
 fn hooks_in_built_in_chains() {
     let hooks = hooks();
@@ -128,6 +149,7 @@ filter -A INPUT -m comment --comment "kubernetes health check service ports" -j 
 filter -A FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
 filter -A OUTPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
 filter -A FORWARD -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD
+filter -A OUTPUT -m comment --comment "preStop waits until a backend listens" -j FAIRLEAD-SILENT
 filter -A INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
 filter -A FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
 filter -A OUTPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL

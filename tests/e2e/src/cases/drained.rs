@@ -1,6 +1,13 @@
 //! A pod that ends asks its node whether any node still sends new connections to it.
 
-use std::{io::ErrorKind, net::SocketAddr, thread, time::Duration};
+use std::{
+    io::{self, ErrorKind},
+    net::SocketAddr,
+    thread,
+    time::Duration,
+};
+
+use nix::sys::signal::Signal;
 
 use super::expect::assert_pods;
 use crate::{
@@ -15,7 +22,8 @@ use crate::{
 use EndpointState::{Draining, NotReady, Ready};
 
 const PORT: u16 = 80;
-/// The default port of `--healthz-bind-address`.
+/// The defaults of `--drained-port` and `--healthz`.
+const DRAINED_PORT: u16 = 24_256;
 const HEALTH_PORT: u16 = 10_256;
 /// The pod that ends.
 const POD: &str = "pod-a-1";
@@ -58,12 +66,12 @@ pub fn last_pod_is_not_drained(backend: Backend) {
     let cluster = deployment.cluster();
     let (node, pod) = (cluster.node('a'), cluster.pod(POD));
     let path = format!("/drained?address={}", pod.address.ip(IpFamily::V4));
-    let to = SocketAddr::new(node.address.ip(IpFamily::V4), HEALTH_PORT);
+    let to = SocketAddr::new(node.address.ip(IpFamily::V4), DRAINED_PORT);
     let stranger = http_get(&cluster.pod("pod-a-2").netns, to, &path, Duration::from_secs(10)).expect("an answer");
     assert_eq!(stranger.status, 400, "{stranger:?}");
 }
 
-/// `preStop: {httpGet: {path: /drained, port: 10256}}`: the kubelet connects to the pod's own address, from the node.
+/// `preStop: {httpGet: {path: /drained, port: 24256}}`: the kubelet connects to the pod's own address, from the node.
 pub fn kubelet_asks_for_a_pod_by_its_address(backend: Backend) {
     let builder = Deployment::builder(backend).without_cluster_cidr();
     let mut deployment = builder.start(|cluster| vec![web(cluster, [Ready, Ready])]);
@@ -78,7 +86,7 @@ pub fn kubelet_asks_for_a_pod_by_its_address(backend: Backend) {
             deployment.restart_backends_with(detector);
         }
         for family in IpFamily::ALL {
-            let early = ask_as_kubelet(deployment.cluster(), family, 3);
+            let early = ask_as_kubelet(deployment.cluster(), family, DRAINED_PORT, 3).expect("an answer");
             assert_eq!(early.status, 504, "{detector:?}: {early:?}");
             assert!(early.body.contains("may get new connections"), "{early:?}");
         }
@@ -87,13 +95,60 @@ pub fn kubelet_asks_for_a_pod_by_its_address(backend: Backend) {
     deployment.apply(&ends);
     let cluster = deployment.cluster();
     for family in IpFamily::ALL {
-        let answered = ask_as_kubelet(cluster, family, 60);
+        let answered = ask_as_kubelet(cluster, family, DRAINED_PORT, 60).expect("an answer");
         assert_eq!(answered.status, 200, "{answered:?}");
-        // The port of the pod is its own for all others.
-        let to = SocketAddr::new(cluster.pod(POD).address.ip(family), HEALTH_PORT);
-        let refused = http_get(&cluster.pod("pod-a-2").netns, to, "/drained", Duration::from_secs(10));
-        assert!(refused.as_ref().is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused), "{refused:?}");
+        // The port of the pod is its own for all others, and its other ports are for the node, too.
+        let to = SocketAddr::new(cluster.pod(POD).address.ip(family), DRAINED_PORT);
+        assert_refused(&http_get(&cluster.pod("pod-a-2").netns, to, "/drained", Duration::from_secs(10)));
+        assert_refused(&ask_as_kubelet(cluster, family, HEALTH_PORT, 3));
     }
+}
+
+/// A hook that was written when the port was that of health checks: answered on request, at either port, and logged.
+pub fn kubelet_asks_at_the_port_of_health_checks(backend: Backend) {
+    let builder = Deployment::builder(backend).argument("--drained-at-healthz");
+    let deployment = builder.start(|cluster| vec![web(cluster, [Draining, Ready])]);
+
+    for family in IpFamily::ALL {
+        for port in [HEALTH_PORT, DRAINED_PORT] {
+            let answered = ask_as_kubelet(deployment.cluster(), family, port, 60).expect("an answer");
+            assert_eq!(answered.status, 200, "{port}: {answered:?}");
+        }
+        let pod = deployment.cluster().pod(POD).address.ip(family);
+        let warned = format!("pod={pod} hook=\"httpGet\"");
+        let backend = deployment.backend(deployment.cluster().node('a'));
+        backend.wait_for_line(&warned, 0, Duration::from_secs(10));
+    }
+}
+
+/// The kubelet connects while the backend is replaced: no reset ends its hook, and the next process answers.
+pub fn hook_waits_for_the_next_backend(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, [Draining, Ready])]);
+    deployment.stop_backends(Signal::SIGTERM);
+    let node = &deployment.cluster().node('a').netns;
+    let pod = deployment.cluster().pod(POD).address;
+
+    let hooks = IpFamily::ALL.map(|family| {
+        let node = node.clone();
+        let to = SocketAddr::new(pod.ip(family), DRAINED_PORT);
+        thread::spawn(move || http_get(&node, to, "/drained?timeout=60s", Duration::from_secs(90)))
+    });
+    thread::sleep(Duration::from_secs(1));
+    assert!(hooks.iter().all(|hook| !hook.is_finished()), "a hook was refused");
+    // Load balancers want to know at once.
+    let health = SocketAddr::new(deployment.cluster().node('a').address.ip(IpFamily::V4), HEALTH_PORT);
+    assert_refused(&http_get(node, health, "/healthz", Duration::from_secs(10)));
+    deployment.start_backends();
+
+    for hook in hooks {
+        let answered = hook.join().expect("no panic").expect("an answer");
+        assert_eq!(answered.status, 200, "{answered:?}");
+    }
+}
+
+#[track_caller]
+fn assert_refused(response: &io::Result<HttpResponse>) {
+    assert!(response.as_ref().is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused), "{response:?}");
 }
 
 fn web(cluster: &Cluster, states: [EndpointState; 2]) -> Service {
@@ -103,15 +158,15 @@ fn web(cluster: &Cluster, states: [EndpointState; 2]) -> Service {
 }
 
 /// Asks as the kubelet of the pod's node does.
-fn ask_as_kubelet(cluster: &Cluster, family: IpFamily, seconds: u64) -> HttpResponse {
-    let to = SocketAddr::new(cluster.pod(POD).address.ip(family), HEALTH_PORT);
+fn ask_as_kubelet(cluster: &Cluster, family: IpFamily, port: u16, seconds: u64) -> io::Result<HttpResponse> {
+    let to = SocketAddr::new(cluster.pod(POD).address.ip(family), port);
     let path = format!("/drained?timeout={seconds}s");
-    http_get(&cluster.node('a').netns, to, &path, Duration::from_secs(seconds + 10)).expect("an answer")
+    http_get(&cluster.node('a').netns, to, &path, Duration::from_secs(seconds + 10))
 }
 
 /// Asks the pod's node, as the pod does.
 fn ask(cluster: &Cluster, pod: &str, family: IpFamily, seconds: u64) -> HttpResponse {
-    let to = SocketAddr::new(cluster.node('a').address.ip(family), HEALTH_PORT);
+    let to = SocketAddr::new(cluster.node('a').address.ip(family), DRAINED_PORT);
     let path = format!("/drained?timeout={seconds}s");
     http_get(&cluster.pod(pod).netns, to, &path, Duration::from_secs(seconds + 10)).expect("an answer")
 }
