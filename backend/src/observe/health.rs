@@ -13,7 +13,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Request, Response, StatusCode};
 use proto::model::IpFamily;
 use runtime::http::{JSON, response};
 use serde::Serialize;
@@ -52,12 +52,10 @@ struct FamilyStatus {
 }
 
 impl Observer {
-    /// Answers `/healthz`, `/livez` and `/readyz`.
+    /// Answers `/healthz`, `/livez` and `/readyz`, whatever the method is, as kube-proxy does: some load balancers
+    /// check with OPTIONS.
     #[must_use]
     pub fn health<B>(&self, request: &Request<B>) -> Response<String> {
-        if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return text(StatusCode::METHOD_NOT_ALLOWED, "GET only\n");
-        }
         let progress = self.progress.borrow();
         let (is_alive, is_ready) = (progress.is_alive(), progress.is_ready());
         match request.uri().path() {
