@@ -4,6 +4,7 @@ use anyhow::{Result, bail};
 use backend::dataplane::{DataplaneOptions, InterfaceName, LocalDetector, NodePortAddresses};
 use clap::{Args, ValueEnum, value_parser};
 use ipnet::IpNet;
+use tracing::warn;
 
 #[derive(Debug, Args)]
 pub(crate) struct TrafficArgs {
@@ -75,8 +76,13 @@ impl TrafficArgs {
 
     /// The options of the data plane.
     pub(crate) fn options(&self) -> Result<DataplaneOptions> {
+        let local_detector = self.local_detector()?;
+        if !self.cluster_cidr.is_empty() && !matches!(local_detector, LocalDetector::ClusterCidr(_)) {
+            warn!("--cluster-cidr does not identify pods, because --detect-local-mode is not ClusterCIDR");
+        }
+
         Ok(DataplaneOptions {
-            local_detector: self.local_detector()?,
+            local_detector,
             masquerade_all: self.masquerade_all,
             masquerade_bit: self.masquerade_bit,
             nodeport_addresses: self.nodeport_addresses.clone(),
@@ -97,6 +103,8 @@ impl TrafficArgs {
             let name = name.as_ref().map_or("", |value| value.get_name());
             match mode == Some(of) {
                 true if !given => bail!("--detect-local-mode {name} needs {flag}"),
+                // As in kube-proxy.
+                false if of == ClusterCidr => {}
                 false if given => bail!("{flag} needs --detect-local-mode {name}"),
                 _ => {}
             }
@@ -160,6 +168,7 @@ mod tests {
             (&["--cluster-cidr", cidr], cluster_cidr.clone()),
             (&[mode, "ClusterCIDR", "--cluster-cidr", cidr], cluster_cidr),
             (&[mode, "NodeCIDR"], LocalDetector::NodeCidr),
+            (&[mode, "NodeCIDR", "--cluster-cidr", cidr], LocalDetector::NodeCidr),
             (&[mode, "BridgeInterface", "--pod-bridge-interface", "cbr0"], LocalDetector::BridgeInterface(cbr0())),
             (
                 &[mode, "InterfaceNamePrefix", "--pod-interface-name-prefix", "cbr0"],
@@ -172,7 +181,6 @@ mod tests {
             (&[mode, "ClusterCIDR"][..], "ClusterCIDR needs --cluster-cidr"),
             (&[mode, "BridgeInterface"], "BridgeInterface needs --pod-bridge-interface"),
             (&[mode, "InterfaceNamePrefix"], "InterfaceNamePrefix needs --pod-interface-name-prefix"),
-            (&[mode, "NodeCIDR", "--cluster-cidr", cidr], "--cluster-cidr needs --detect-local-mode ClusterCIDR"),
             (&["--pod-bridge-interface", "cbr0"], "needs --detect-local-mode BridgeInterface"),
             (&["--cluster-cidr", cidr, "--pod-interface-name-prefix", "v"], "--pod-interface-name-prefix needs"),
         ] {
