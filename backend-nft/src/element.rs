@@ -14,7 +14,7 @@ use netlink::nft::{self, FieldReader, Fields};
 use proto::model::{IpFamily, Protocol};
 
 pub(crate) use affinity::{Affinity, ForgottenClients};
-pub(crate) use map::{MAX_AFFINE_CLIENTS, Map, MapContent, VipShape};
+pub(crate) use map::{Map, MapContent, VipShape};
 pub(crate) use pool_chain::{PoolChain, PoolChainKind};
 pub(crate) use source_group::SourceGroupId;
 

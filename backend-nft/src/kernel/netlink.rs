@@ -23,7 +23,7 @@ use tracing::debug;
 use super::{Kernel, Listing, encode::Encoded, serves};
 use crate::{
     desired::{self, EndpointKeys, is_own_table},
-    element::{ForgottenClients, MAX_AFFINE_CLIENTS, Map},
+    element::{ForgottenClients, Map},
     operation::Operation,
 };
 
@@ -118,7 +118,7 @@ impl Kernel for Netlink {
         if self.recorded.is_some() {
             return Ok(());
         }
-        let clients = self.worker.run(move |handle| of_crowded_maps(handle, clients)).await??;
+        let clients = self.worker.run(move |handle| of_filled_maps(handle, clients)).await??;
         if !clients.is_empty() {
             self.watch.pause()?;
             let result = self.worker.run(move |handle| delete(handle, &clients)).await;
@@ -208,13 +208,13 @@ fn dump(handle: &mut NftHandle, family: IpFamily, map: Map, listing: &mut Listin
     Ok(())
 }
 
-/// Those in maps of which more than an eighth is full.
-fn of_crowded_maps(handle: &mut NftHandle, mut clients: Vec<ForgottenClients>) -> Result<Vec<ForgottenClients>> {
+/// Those in maps that have any elements, as the kernel tells.
+fn of_filled_maps(handle: &mut NftHandle, mut clients: Vec<ForgottenClients>) -> Result<Vec<ForgottenClients>> {
     for family in IpFamily::ALL {
         if clients.iter().any(|clients| clients.family == family) {
             let count = handle.count(&desired::table(family), Map::AffineClients.name()).context("count elements")?;
-            let is_crowded = count.is_some_and(|count| count > MAX_AFFINE_CLIENTS / 8);
-            clients.retain(|clients| clients.family != family || is_crowded);
+            let is_filled = count.is_some_and(|count| count > 0);
+            clients.retain(|clients| clients.family != family || is_filled);
         }
     }
     Ok(clients)

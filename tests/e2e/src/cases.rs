@@ -150,6 +150,7 @@ macro_rules! conformance {
                 only_clients_of_a_removed_pod_move,
                 timeout_changes_apply_at_once,
                 affinity_is_turned_on_and_off,
+                recreated_service_has_no_clients,
                 clients_keep_their_pod_across_restarts,
                 policy_local_keeps_local_pods,
                 clients_inside_move_at_once_under_policy_local,

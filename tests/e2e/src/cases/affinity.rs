@@ -86,6 +86,20 @@ pub fn affinity_ends_after_the_timeout(backend: Backend) {
     assert_ne!(ask_vip_once(cluster), assignments);
 }
 
+/// A Service that is created again with the same address and pods has none of the clients of the deleted one.
+pub fn recreated_service_has_no_clients(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, LONG)]);
+    let before = ask_vip(deployment.cluster());
+
+    let service = sticky(deployment.cluster(), &PODS, LONG);
+    deployment.delete(&service);
+    deployment.apply(&service);
+
+    let after = ask_vip(deployment.cluster());
+    let kept = before.iter().filter(|(client, pod)| after.get(*client) == Some(*pod)).count();
+    assert!(kept < before.len() / 2, "{kept} of {} clients keep one of four pods", before.len());
+}
+
 /// The clients of a removed pod move at once, all others keep their pod, whatever its slot; no client moves to a new
 /// pod.
 pub fn only_clients_of_a_removed_pod_move(backend: Backend) {
