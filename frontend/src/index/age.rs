@@ -15,3 +15,13 @@ impl From<Option<SystemTime>> for Age {
         created.map_or(Self::Unknown, Self::Created)
     }
 }
+
+impl Age {
+    /// Whether an object of this age goes before one that keeps what it has if both were created in the same second.
+    pub(super) fn precedes(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Created(this), Self::Created(other)) => this < other,
+            (this, other) => this <= other,
+        }
+    }
+}

@@ -2,11 +2,13 @@
 //! Node: otherwise every user that may write a Service could take over the traffic of others.
 //!
 //! Everyone who may write an EndpointSlice chooses the addresses in it, so that an endpoint protects its address only
-//! if it is in a cluster CIDR, or if the slice is not newer than the Service that claims the address.
+//! if it is in a cluster CIDR, or if the slice is older than the Service that claims the address. Creation times have
+//! seconds: of two that are equal the Service keeps the address, because a slice could be created for it meanwhile.
 //!
 //! An address of a Node itself may be claimed, except on ports of the kubelet, of API servers and of Fairlead:
 //! bare-metal clusters publish Services there. So a Node that claims the address of a load balancer takes nothing away
-//! from it but these ports.
+//! from it but `--protected-ports`: the port of an API server at another address of the Node is not protected there,
+//! because each Node writes the addresses in its own status.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -193,7 +195,7 @@ impl ProtectedAddresses {
         // A load balancer may be the endpoint of another Service, which then names no node.
         let without_node = without_node.first().filter(|_| kind == ExternalKind::External);
         let (created, slice) = with_node.first().into_iter().chain(without_node).min()?;
-        let is_owner = *created <= age || self.cluster_cidr(ip).is_some();
+        let is_owner = created.precedes(age) || self.cluster_cidr(ip).is_some();
         is_owner.then(|| format!("an endpoint in EndpointSlice {slice}"))
     }
 
@@ -202,7 +204,13 @@ impl ProtectedAddresses {
     }
 
     /// What uses a port of the address, so that no Service gets it. For messages.
-    pub(super) fn port_owner(&self, ip: IpAddr, port: NonZeroU16, protocol: Protocol) -> Option<String> {
+    pub(super) fn port_owner(
+        &self,
+        ip: IpAddr,
+        kind: ExternalKind,
+        port: NonZeroU16,
+        protocol: Protocol,
+    ) -> Option<String> {
         if protocol == Protocol::Tcp && self.api_servers.contains(&(ip, port)) {
             return Some("the API server".to_owned());
         }
@@ -210,7 +218,7 @@ impl ProtectedAddresses {
         if self.is_protected_node_port(port, protocol) {
             return Some(format!("a process on Node {node} (--protected-ports)"));
         }
-        if protocol != Protocol::Tcp {
+        if protocol != Protocol::Tcp || kind == ExternalKind::LoadBalancer {
             return None;
         }
         let on_same_node = self.siblings(&ip).find(|(sibling, _)| self.api_servers.contains(&(*sibling, port)));
@@ -227,10 +235,16 @@ impl ProtectedAddresses {
     }
 
     /// Whether a Service may have this port at this address of a Node, where it is that of a node port as well.
-    pub(super) fn shares_node_port(&self, ip: IpAddr, port: NonZeroU16, protocol: Protocol) -> bool {
-        // At an address of a Node, neither the kind nor the age of a claim decides.
-        let owner = || self.owner(ip, ExternalKind::External, Age::Unknown);
-        let is_protected = || owner().is_some() || self.port_owner(ip, port, protocol).is_some();
+    pub(super) fn shares_node_port(
+        &self,
+        ip: IpAddr,
+        kind: ExternalKind,
+        port: NonZeroU16,
+        protocol: Protocol,
+    ) -> bool {
+        // At an address of a Node, the age of a claim does not decide.
+        let owner = || self.owner(ip, kind, Age::Unknown);
+        let is_protected = || owner().is_some() || self.port_owner(ip, kind, port, protocol).is_some();
         self.is_node_address(&ip) && !is_protected()
     }
 

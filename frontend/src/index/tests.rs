@@ -262,7 +262,7 @@ fn external_ips_of(views: &Views, name: &str) -> (Vec<String>, Vec<String>) {
 fn external_ip_never_shadows_cluster_addresses() {
     let taken = ["10.96.0.2", "10.97.3.4", "10.244.1.9", "172.20.0.9"];
     let greedy = claims("greedy", "10.96.0.1", &[&taken[..], &["192.0.2.1"]].concat(), &taken);
-    let greedy = ServiceObject { created: Some(time(0)), ..greedy };
+    let greedy = ServiceObject { created: Some(time(1)), ..greedy };
     // The external IPs are those of the load balancer, which are all refused; served as either they would shadow.
     let external = ServiceObject { load_balancer_ips: Vec::new(), ..greedy.clone() };
     let owners = [
@@ -310,36 +310,65 @@ fn node_address_is_served_except_on_protected_ports() {
     let mut index = Index::new(UNIX_EPOCH, ClusterInfo::default(), policy);
     let mut views = Views::new();
     // As k3s: the load-balancer IP is that of the node, and the endpoint is on the host network of the same node.
-    let mut ingress = claims("ingress", "10.96.0.1", &["172.16.0.2"], &["172.16.0.1"]);
+    let mut ingress = claims("ingress", "10.96.0.1", &["172.16.0.2", "172.16.0.3"], &["172.16.0.1"]);
     let port =
         |name: &str, value| ServiceObjectPort { name: name.into(), port: number(value), ..ingress.ports[0].clone() };
     ingress.ports = vec![port("api", 6443), port("http", 80), port("kubelet", 10250)];
     index.apply(put(ingress));
     index.apply(put(slice("x", "ingress", vec![endpoint("172.16.0.1", "node-0"), endpoint("172.16.0.2", "node-1")])));
-    index.apply(put(host("node-0", &["172.16.0.1", "203.0.113.1"], &["10.244.0.0/24"])));
+    index.apply(put(host("node-0", &["172.16.0.1", "172.16.0.3", "203.0.113.1"], &["10.244.0.0/24"])));
     index.apply(put(host("node-1", &["172.16.0.2"], &["172.16.0.0/16"])));
     // The API server listens on node 0, at its other address.
-    let mut api = slice("kubernetes", "kubernetes", vec![SliceEndpoint { node: None, ..endpoint("203.0.113.1", "") }]);
-    api.name = ObjectName::new("default", "kubernetes");
-    api.ports[0].port = number(6443);
-    index.apply(put(api));
+    index.apply(put(api_server("203.0.113.1", 6443)));
     apply_changes(&mut index, &mut views);
     let of = |views: &Views, name: &str| {
         let port = &views[&ServicePortKey::new("ns", "ingress", name, Protocol::Tcp)].port;
         (port.external_ips.len(), port.load_balancer_ips.len())
     };
-    assert_eq!((of(&views, "http"), of(&views, "api"), of(&views, "kubelet")), ((1, 1), (1, 0), (0, 0)));
+    assert_eq!((of(&views, "http"), of(&views, "api"), of(&views, "kubelet")), ((2, 1), (1, 1), (0, 0)));
     assert_eq!(
         messages(&index, "ingress"),
         [
             "spec.externalIPs: 172.16.0.2 is not served on port 10250/TCP: it would shadow a process on Node node-1 \
              (--protected-ports)",
+            "spec.externalIPs: 172.16.0.3 is not served on port 10250/TCP: it would shadow a process on Node node-0 \
+             (--protected-ports)",
+            "spec.externalIPs: 172.16.0.3 is not served on port 6443/TCP: it would shadow the API server on Node \
+             node-0",
             "status.loadBalancer.ingress: 172.16.0.1 is not served on port 10250/TCP: it would shadow a process on \
              Node node-0 (--protected-ports)",
-            "status.loadBalancer.ingress: 172.16.0.1 is not served on port 6443/TCP: it would shadow the API server on \
-             Node node-0",
         ]
     );
+}
+
+/// The EndpointSlice of `default/kubernetes`.
+fn api_server(address: &str, port: u16) -> SliceObject {
+    let mut slice = slice("kubernetes", "kubernetes", vec![SliceEndpoint { node: None, ..endpoint(address, "") }]);
+    slice.name = ObjectName::new("default", "kubernetes");
+    slice.ports[0].port = number(port);
+    slice
+}
+
+#[test]
+fn node_with_the_address_of_an_api_server_takes_no_port_of_a_load_balancer() {
+    let mut web = claims("web", "10.96.0.1", &[], &["198.51.100.1", "203.0.113.1"]);
+    web.ports[0].port = number(443);
+    let (mut index, mut views) = indexed([put(web), put(api_server("203.0.113.1", 443))]);
+    let before = views.clone();
+    assert_eq!(external_ips_of(&views, "web").1, ["198.51.100.1"], "the API server keeps its own address");
+
+    index.apply(put(host("hostile", &["203.0.113.1", "198.51.100.1"], &[])));
+    apply_changes(&mut index, &mut views);
+    assert_eq!(views, before);
+
+    // Also while another Service has the number as a node port.
+    let mut newer = service("newer", "10.96.0.2");
+    newer.created = None;
+    newer.ports[0].node_port = Some(number(443));
+    index.apply(put(newer));
+    apply_changes(&mut index, &mut views);
+    assert_eq!(external_ips_of(&views, "web").1, ["198.51.100.1"]);
+    assert_eq!(views[&key("newer")].port.node_port, None);
 }
 
 #[test]

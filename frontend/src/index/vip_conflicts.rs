@@ -91,6 +91,13 @@ pub(super) struct RefusedClaims {
     pub(super) problems: Vec<ObjectProblem>,
 }
 
+impl Claimant {
+    /// The field of its claim, if that is to an external or load-balancer IP.
+    fn kind(&self) -> ExternalKind {
+        if self.external { ExternalKind::External } else { ExternalKind::LoadBalancer }
+    }
+}
+
 impl VipClaims {
     pub(super) fn new(policy: &ServicePolicy) -> Self {
         Self { protected: ProtectedAddresses::new(policy), ..Self::default() }
@@ -218,9 +225,10 @@ impl VipClaims {
     fn node_port_owner(&self, port: NonZeroU16, protocol: Protocol) -> Option<NodePortOwner<'_>> {
         let of_port = first(&self.claimants, &VipClaim::NodePort(port, protocol))?;
         let at_nodes = self.external_ips_of(port, protocol);
-        let at_nodes = at_nodes.filter(|ip| self.protected.shares_node_port(*ip, port, protocol)).filter_map(|ip| {
+        let at_nodes = at_nodes.filter_map(|ip| {
             let claimant = first(&self.claimants, &VipClaim::ExternalIp(ip, port, protocol))?;
-            Some(NodePortOwner { claimant, ip: Some(ip) })
+            let is_served = self.protected.shares_node_port(ip, claimant.kind(), port, protocol);
+            is_served.then_some(NodePortOwner { claimant, ip: Some(ip) })
         });
         let of_port = NodePortOwner { claimant: of_port, ip: None };
         iter::once(of_port).chain(at_nodes).min_by(|left, right| left.claimant.cmp(right.claimant))
@@ -368,7 +376,7 @@ impl<'c> Resolution<'_, 'c> {
             let refusal = if let Some(owner) = protected.owner(*ip, kind, self.age) {
                 let text = format!("{ip} is not served: it would shadow {owner}; use another address");
                 Some(Refusal::Protected(text))
-            } else if let Some(owner) = protected.port_owner(*ip, port, protocol) {
+            } else if let Some(owner) = protected.port_owner(*ip, kind, port, protocol) {
                 let text = format!("{ip} is not served on port {port}/{protocol}: it would shadow {owner}");
                 Some(Refusal::Protected(text))
             } else {
