@@ -95,7 +95,6 @@ pub(crate) fn restart(show: &mut Show, scene: &mut Scene) -> Result<()> {
     scene.restart_first_backend();
     let backend = scene.first_backend();
     let reconciled = backend.wait_for_line("reconciled", 0, DEADLINE);
-    show.result(&format!("log: {}", message(&reconciled)));
     backend.wait_for_line("following a frontend", 0, DEADLINE);
     ensure!(churn.wait_attempts(SOME, DEADLINE), "no traffic after the restart");
 
@@ -109,7 +108,7 @@ pub(crate) fn restart(show: &mut Show, scene: &mut Scene) -> Result<()> {
         "new connections meanwhile: {}, lost: {lost}; messages on an open one: {sent}, lost: {unanswered}",
         churn.attempts
     ));
-    show.result(&format!("writes to the kernel: {}", writes.len()));
+    show.result(&format!("log: {}; writes to the kernel: {}", message(&reconciled), writes.len()));
     ensure!(reconciled.contains("writes=0"), "the backend wrote at its start: {reconciled}");
     ensure!(writes.is_empty(), "the kernel was written to: {writes:?}");
     ensure!(
