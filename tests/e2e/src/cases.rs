@@ -1,6 +1,6 @@
 //! The Service conformance cases, which every backend must pass: real packets in both families and all protocols,
 //! without access to a backend's internals. Each case is a function of the [`Backend`](crate::Backend);
-//! [`conformance!`](crate::conformance) makes a test of each.
+//! [`conformance!`](crate::conformance) makes a test of each, and lists which ones `make test` runs with which backend.
 
 pub mod affinity;
 pub mod changes;
@@ -29,12 +29,26 @@ pub mod udp_flows;
 
 mod expect;
 
-/// Defines a test for each case: `fairlead_e2e::conformance!(fairlead_e2e::Backend::Nft);`. With `list` it returns all
-/// cases with their names, for a test that runs them in a guest.
+/// Defines a test for each case: `conformance!(Backend::Nft)` of all, `conformance!(gate Backend::IptablesNft)` with
+/// `#[ignore]` at those that `make test` leaves to `make nightly`. With `list` it returns all cases, for a test that
+/// runs them in a guest.
+///
+/// A case whose code and rules are the same in all backends runs with nftables only: a fault in another backend that
+/// this case would find, a case without a mark finds too.
+///
+/// - Without a mark `make test` runs it with all backends: it is about objects that each backend computes or writes
+///   with code of its own.
+/// - With `rules` it runs with nftables and both variants of iptables: it is about rules of netfilter, conntrack, or
+///   settings, which a packet meets before or after IPVS.
+/// - With `shared` it runs with nftables: it is about what the frontend decides, the stream, the state file, the
+///   command line, or listeners of the process; or another kind of VIP with the same detection of local traffic.
 #[macro_export]
 macro_rules! conformance {
     (list) => {
         $crate::conformance! { @all list () }
+    };
+    (gate $backend:expr) => {
+        $crate::conformance! { @all gate $backend }
     };
     ($backend:expr) => {
         $crate::conformance! { @all tests $backend }
@@ -47,24 +61,38 @@ macro_rules! conformance {
                 load_balancer_ip,
                 node_port,
                 cluster_ip_with_masquerade_all,
+                #[shared]
                 cluster_ip_without_cluster_cidr,
+                #[shared]
                 external_ip_without_cluster_cidr,
+                #[rules]
                 node_port_without_cluster_cidr,
+                #[rules]
                 cluster_ip_with_node_cidr,
+                #[shared]
                 node_port_with_node_cidr,
+                #[shared]
                 cluster_ip_with_bridge_interface,
+                #[rules]
                 node_port_with_bridge_interface,
+                #[rules]
                 cluster_ip_with_interface_prefix,
+                #[shared]
                 node_port_with_interface_prefix,
+                #[rules]
                 pod_cidr_changes_apply_at_once,
             }
             endpoints {
                 endpoints_get_equal_shares,
                 a_pod_reaches_itself,
+                #[shared]
                 a_pod_without_node_name_reaches_itself,
                 direct_connections_to_host_network_endpoints_keep_their_source,
+                #[shared]
                 terminating_endpoints_are_used_if_none_is_ready,
+                #[shared]
                 terminating_endpoints_are_used_if_none_on_the_node_is_ready,
+                #[shared]
                 hints_select_endpoints,
             }
             changes {
@@ -77,29 +105,45 @@ macro_rules! conformance {
                 policy_changes_apply_at_once,
             }
             drained {
+                #[shared]
                 pod_is_drained_when_all_nodes_have_programmed_its_end,
+                #[shared]
                 last_pod_is_not_drained,
                 kubelet_asks_for_a_pod_by_its_address,
                 kubelet_asks_at_the_port_of_health_checks,
                 hook_waits_for_the_next_backend,
             }
             restarts {
+                #[shared]
                 backends_are_terminated,
                 backends_are_killed,
+                #[shared]
                 the_frontend_is_terminated,
+                #[shared]
                 the_frontend_is_killed,
+                #[shared]
                 changes_wait_for_the_frontend,
+                #[shared]
                 changes_wait_for_the_backends,
+                #[rules]
                 rebooted_node_programs_its_last_state,
+                #[shared]
                 rebooted_node_leaves_out_its_former_pods,
             }
             faults {
+                #[shared]
                 unreadable_manifests_are_reported,
+                #[shared]
                 objects_of_an_unreadable_manifest_are_kept,
+                #[shared]
                 loopback_endpoints_are_ignored,
+                #[shared]
                 external_ip_that_is_a_cluster_ip_is_not_served,
+                #[rules]
                 invalid_source_range_closes_the_address,
+                #[rules]
                 first_service_keeps_a_contested_vip,
+                #[shared]
                 invalid_ports_are_ignored,
             }
             drift {
@@ -107,27 +151,39 @@ macro_rules! conformance {
                 rules_of_other_programs_are_kept,
             }
             commands {
+                #[shared]
                 local_runs_frontend_and_backend,
+                #[shared]
                 services_are_listed,
                 cleanup_removes_only_objects_of_fairlead,
             }
             instances {
+                #[shared]
                 second_instance_is_refused,
+                #[shared]
                 second_instance_waits_for_the_first_to_end,
+                #[shared]
                 cleanup_leaves_a_running_backend_alone,
+                #[rules]
                 masquerade_bit_changes_at_a_restart,
+                #[shared]
                 state_of_another_node_is_replaced,
+                #[shared]
                 split_and_local_take_over_from_each_other,
             }
             health {
+                #[shared]
                 health_checks_report_ready_local_endpoints,
+                #[shared]
                 health_check_ports_open_and_close,
                 health_checks_are_answered_at_load_balancer_ips,
             }
             cluster_ips {
                 other_ports_are_rejected,
+                #[rules]
                 unallocated_addresses_are_dropped,
                 cluster_ips_of_another_proxy_pass,
+                #[rules]
                 service_cidr_changes_apply_at_once,
             }
             node_addresses {
@@ -138,9 +194,13 @@ macro_rules! conformance {
             }
             node_ports {
                 primary_addresses_answer,
+                #[shared]
                 no_address_answers_while_none_is_known,
+                #[shared]
                 node_ports_answer_while_the_node_object_has_no_addresses,
+                #[shared]
                 node_ports_answer_while_the_node_object_is_missing,
+                #[rules]
                 addresses_in_the_given_cidrs_answer,
                 loopback_never_answers,
             }
@@ -151,6 +211,7 @@ macro_rules! conformance {
                 timeout_changes_apply_at_once,
                 affinity_is_turned_on_and_off,
                 recreated_service_has_no_clients,
+                #[rules]
                 clients_keep_their_pod_across_restarts,
                 policy_local_keeps_local_pods,
                 clients_inside_move_at_once_under_policy_local,
@@ -158,6 +219,7 @@ macro_rules! conformance {
             source_ranges {
                 only_sources_in_a_range_connect,
                 the_node_itself_is_restricted,
+                #[rules]
                 ranges_may_overlap,
                 range_of_all_addresses_lifts_the_restriction,
                 other_sources_are_dropped_also_without_endpoints,
@@ -166,32 +228,48 @@ macro_rules! conformance {
             }
             services {
                 type_changes_apply_at_once,
+                #[shared]
                 some_services_have_no_vip,
+                #[shared]
                 proxying_load_balancers_get_the_traffic,
+                #[rules]
                 single_stack_services_serve_one_family,
+                #[shared]
                 families_are_read_from_all_fields,
+                #[shared]
                 leading_zeros_in_addresses_are_decimal,
                 protocols_are_independent,
+                #[rules]
                 ports_are_independent,
+                #[rules]
                 ports_are_renamed,
                 recreated_service_keeps_old_connections,
                 clients_reuse_a_source_port,
             }
             slices {
+                #[shared]
                 endpoints_of_all_slices_are_used,
+                #[shared]
                 duplicate_address_is_that_of_the_live_pod,
                 pods_may_differ_in_target_ports,
+                #[shared]
                 conditions_select_endpoints,
+                #[shared]
                 unusable_slices_are_ignored,
+                #[rules]
                 irrelevant_changes_write_nothing,
             }
             topology {
+                #[shared]
                 hints_fall_back,
+                #[shared]
                 policy_local_ignores_hints,
+                #[shared]
                 zone_changes_apply_at_once,
             }
             policies {
                 policies_are_independent,
+                #[shared]
                 terminating_endpoints_are_used_for_external_traffic_if_none_is_ready,
                 nodes_can_be_endpoints,
             }
@@ -199,26 +277,35 @@ macro_rules! conformance {
                 client_moves_when_its_endpoint_is_removed,
                 client_is_rejected_until_the_next_endpoint,
                 flows_end_with_their_vip,
+                #[rules]
                 flows_follow_their_vip_to_another_service,
                 client_from_before_the_service_is_answered,
+                #[rules]
                 clients_move_at_every_node_address,
                 live_flows_keep_their_endpoint,
+                #[rules]
                 flows_stay_while_their_endpoint_serves,
+                #[rules]
                 flows_of_the_other_family_are_kept,
             }
             half_open {
                 clients_of_a_removed_endpoint_reach_another_one,
+                #[rules]
                 clients_from_before_the_vip_are_answered,
             }
             resets {
+                #[rules]
                 clients_of_a_node_that_is_gone_are_reset,
                 clients_of_a_removed_endpoint_are_reset,
                 an_endpoint_that_returns_gets_connections_at_once,
+                #[rules]
                 connections_that_no_service_translated_are_kept,
+                #[rules]
                 an_older_state_and_a_service_created_again_reset_nothing,
             }
             invalid_packets {
                 replies_outside_of_the_window,
+                #[rules]
                 liberal_conntrack_translates_them,
             }
             takeover {
@@ -229,18 +316,38 @@ macro_rules! conformance {
             }
         }
     };
-    (@list @modules $backend:expr; $($module:ident { $($case:ident),* $(,)? })*) => {
-        [$($((
-            concat!(stringify!($module), "::", stringify!($case)),
-            $crate::cases::$module::$case as fn($crate::Backend),
-        ),)*)*]
+    (@list @modules $backend:expr; $($module:ident { $($(#[$scope:ident])? $case:ident),* $(,)? })*) => {
+        [$($($crate::suite::Case {
+            name: concat!(stringify!($module), "::", stringify!($case)),
+            run: $crate::cases::$module::$case,
+            scope: $crate::conformance! { @scope $($scope)? },
+        },)*)*]
     };
-    (@tests @modules $backend:expr; $($module:ident { $($case:ident),* $(,)? })*) => {
+    (@$what:ident @modules $backend:expr; $($module:ident { $($(#[$scope:ident])? $case:ident),* $(,)? })*) => {
         $(mod $module {
-            $(#[test]
-            fn $case() {
-                $crate::cases::$module::$case($backend);
-            })*
+            $($crate::conformance! { @test $what [$($scope)?] $module $case $backend })*
         })*
+    };
+    (@scope) => {
+        $crate::suite::Scope::All
+    };
+    (@scope rules) => {
+        $crate::suite::Scope::Rules
+    };
+    (@scope shared) => {
+        $crate::suite::Scope::Shared
+    };
+    (@test gate [shared] $module:ident $case:ident $backend:expr) => {
+        #[test]
+        #[ignore = "the same as with nftables: `make nightly` runs it"]
+        fn $case() {
+            $crate::cases::$module::$case($backend);
+        }
+    };
+    (@test $what:ident [$($scope:ident)?] $module:ident $case:ident $backend:expr) => {
+        #[test]
+        fn $case() {
+            $crate::cases::$module::$case($backend);
+        }
     };
 }

@@ -5,9 +5,9 @@ mod rejected;
 mod tools;
 
 mod nft {
-    e2e::conformance!(e2e::Backend::IptablesNft);
+    e2e::conformance!(gate e2e::Backend::IptablesNft);
 }
 
 mod legacy {
-    e2e::conformance!(e2e::Backend::IptablesLegacy);
+    e2e::conformance!(gate e2e::Backend::IptablesLegacy);
 }
