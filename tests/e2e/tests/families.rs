@@ -139,20 +139,17 @@ fn set_up(families: usize) {
 
 /// `ipv6.disable=1`: no IPv6 sockets, no ip6tables tables. `iptables` is iptables-nft, which the kernel does not
 /// support either: iptables-legacy is used.
-#[test]
-fn ipv4_is_served_in_a_kernel_without_ipv6_by_iptables() {
-    uml::inside_with(&["ipv6.disable=1"], || without_ipv6("iptables"));
+pub(crate) fn ipv4_is_served_in_a_kernel_without_ipv6_by_iptables() {
+    without_ipv6("iptables");
 }
 
-#[test]
-fn ipv4_is_served_in_a_kernel_without_ipv6_by_ipvs() {
-    uml::inside_with(&["ipv6.disable=1"], || {
-        uml::load(&[]);
-        without_ipv6("ipvs");
-    });
+pub(crate) fn ipv4_is_served_in_a_kernel_without_ipv6_by_ipvs() {
+    uml::load(&[]);
+    without_ipv6("ipvs");
 }
 
 fn without_ipv6(backend: &str) {
+    unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
     set_up(1);
     let local = Local::start(backend, |_| {});
     let ready = local.ready();
@@ -171,32 +168,30 @@ fn without_ipv6(backend: &str) {
 }
 
 /// IPVS needs IPv6 addresses on its device: while a sysctl disables them, IPv4 is served; afterwards both are.
-#[test]
-fn ipvs_serves_ipv6_once_it_is_enabled() {
-    uml::inside(|| {
-        uml::load(&[]);
-        let set = |value| {
-            for device in ["all", "default"] {
-                fs::write(format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6"), value).expect("a sysctl");
-            }
-        };
-        set("1");
-        set_up(1);
-        let local = Local::start("ipvs", |_| {});
-        local.assert_serves(0);
-        let reason = local.unusable("IPv6").expect("a reason");
-        assert!(reason.contains("disable_ipv6=1"), "{reason}");
-        set("0");
-        ip("address add 2001:db8::1/128 dev ep0");
-        ip("-6 route add default dev ep0");
-        let address: SocketAddr = "[2001:db8::1]:8080".parse().expect("an address");
-        let listener = eventually("the address is usable", TIMEOUT, || TcpListener::bind(address).ok());
-        thread::spawn(move || listener.incoming().for_each(drop));
-        local.assert_serves(1);
-        local.assert_serves(0);
-        assert_eq!(local.unusable("IPv6"), None);
-        assert!(local.log().contains("IP family programmed again"));
-    });
+pub(crate) fn ipvs_serves_ipv6_once_it_is_enabled() {
+    uml::load(&[]);
+    unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
+    let set = |value| {
+        for device in ["all", "default"] {
+            fs::write(format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6"), value).expect("a sysctl");
+        }
+    };
+    set("1");
+    set_up(1);
+    let local = Local::start("ipvs", |_| {});
+    local.assert_serves(0);
+    let reason = local.unusable("IPv6").expect("a reason");
+    assert!(reason.contains("disable_ipv6=1"), "{reason}");
+    set("0");
+    ip("address add 2001:db8::1/128 dev ep0");
+    ip("-6 route add default dev ep0");
+    let address: SocketAddr = "[2001:db8::1]:8080".parse().expect("an address");
+    let listener = eventually("the address is usable", TIMEOUT, || TcpListener::bind(address).ok());
+    thread::spawn(move || listener.incoming().for_each(drop));
+    local.assert_serves(1);
+    local.assert_serves(0);
+    assert_eq!(local.unusable("IPv6"), None);
+    assert!(local.log().contains("IP family programmed again"));
 }
 
 /// Without ip6tables IPv4 is served, and IPv6 too once it is installed.

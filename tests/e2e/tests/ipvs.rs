@@ -100,179 +100,169 @@ const SUCCESSOR: [(&str, &[&str], &str); 2] = [
     ),
 ];
 
-#[test]
-fn takeover_from_ipvs_keeps_connections_and_foreign_objects() {
-    uml::inside(|| {
-        uml::load(&[]);
-        let cluster = Cluster::builder().nodes(1).pods_per_node(3).start();
-        let node = &cluster.node('a').netns;
-        node.sysctls(&[("ipv4/vs/conntrack", "1"), ("ipv4/vs/expire_nodest_conn", "1")]);
-        load(node, &OTHERS);
-        let others = everything(node);
-        load(node, &KUBE_PROXYS);
+pub(crate) fn takeover_from_ipvs_keeps_connections_and_foreign_objects() {
+    uml::load(&[]);
+    let cluster = Cluster::builder().nodes(1).pods_per_node(3).start();
+    let node = &cluster.node('a').netns;
+    node.sysctls(&[("ipv4/vs/conntrack", "1"), ("ipv4/vs/expire_nodest_conn", "1")]);
+    load(node, &OTHERS);
+    let others = everything(node);
+    load(node, &KUBE_PROXYS);
 
-        let client = cluster.pod("pod-a-3").client();
-        let start = |protocol, to| client.stream(protocol, to, INTERVAL).expect("a connection");
-        let node_port = SocketAddr::new(cluster.node('a').address.v4.into(), NODE_PORT);
-        let lasting = [
-            start(Protocol::Tcp, vip(1, IpFamily::V4)),
-            start(Protocol::Tcp, vip(1, IpFamily::V6)),
-            start(Protocol::Tcp, node_port),
-        ];
-        let udp = start(Protocol::Udp, vip(1, IpFamily::V4));
-        flow(&lasting);
-        flow(std::slice::from_ref(&udp));
-        load(node, &SUCCESSOR);
-        let before = everything(node);
+    let client = cluster.pod("pod-a-3").client();
+    let start = |protocol, to| client.stream(protocol, to, INTERVAL).expect("a connection");
+    let node_port = SocketAddr::new(cluster.node('a').address.v4.into(), NODE_PORT);
+    let lasting = [
+        start(Protocol::Tcp, vip(1, IpFamily::V4)),
+        start(Protocol::Tcp, vip(1, IpFamily::V6)),
+        start(Protocol::Tcp, node_port),
+    ];
+    let udp = start(Protocol::Udp, vip(1, IpFamily::V4));
+    flow(&lasting);
+    flow(std::slice::from_ref(&udp));
+    load(node, &SUCCESSOR);
+    let before = everything(node);
 
-        let (succeeded, output) = cleanup(node, &[]);
-        assert!(!succeeded && output.contains("start a backend"), "{output}");
-        let (succeeded, announced) = cleanup(node, &["--dry-run"]);
-        assert!(succeeded && announced.starts_with("WOULD REMOVE FROM"), "{announced}");
-        assert_eq!(everything(node), before);
+    let (succeeded, output) = cleanup(node, &[]);
+    assert!(!succeeded && output.contains("start a backend"), "{output}");
+    let (succeeded, announced) = cleanup(node, &["--dry-run"]);
+    assert!(succeeded && announced.starts_with("WOULD REMOVE FROM"), "{announced}");
+    assert_eq!(everything(node), before);
 
-        // Virtual servers with connections stay, and their connections continue.
-        let (succeeded, output) = cleanup(node, &["--force"]);
-        assert!(succeeded && output.contains("note: IPVS has 3 connections to"), "{output}");
-        let rows = |text: &str| {
-            let rows = text.lines().filter(|line| !line.starts_with("note:")).skip(1);
-            rows.map(|row| row.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
-        };
-        assert_eq!(rows(&output), rows(&announced));
-        for row in ["ipvs IPv4 virtual server on kube-ipvs0 2", "ipset set KUBE-CLUSTER-IP 1"] {
-            assert!(rows(&output).iter().any(|other| other == row), "{row}: {output}");
-        }
-        let left = everything(node);
-        let virtual_servers = left.lines().filter(|line| line.starts_with("-A "));
-        assert_eq!(virtual_servers.count(), 4 + 3, "{left}");
-        assert!(left.contains("kube-ipvs0") && left.contains("create KUBE-NODE-PORT-TCP"), "{left}");
-        assert!(!left.contains("KUBE-CLUSTER-IP") && !left.contains("KUBE-SERVICES"), "{left}");
-        flow(&lasting);
-        let moved = udp.wait_until(TIMEOUT, |report| report.pods.contains_key("pod-a-2"));
-        assert!(moved, "UDP flows restart: {:?}", udp.report());
-        for to in [vip(1, IpFamily::V4), vip(2, IpFamily::V4), vip(1, IpFamily::V6), node_port] {
-            assert_eq!(client.tcp(to).expect("an answer").pod, "pod-a-2", "{to}");
-        }
-        flow(&lasting);
-        for stream in lasting {
-            let report = stream.finish();
-            assert!(report.is_clean() && report.pods.keys().eq(["pod-a-1"]), "{report:?}");
-        }
-        drop(udp);
+    // Virtual servers with connections stay, and their connections continue.
+    let (succeeded, output) = cleanup(node, &["--force"]);
+    assert!(succeeded && output.contains("note: IPVS has 3 connections to"), "{output}");
+    let rows = |text: &str| {
+        let rows = text.lines().filter(|line| !line.starts_with("note:")).skip(1);
+        rows.map(|row| row.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
+    };
+    assert_eq!(rows(&output), rows(&announced));
+    for row in ["ipvs IPv4 virtual server on kube-ipvs0 2", "ipset set KUBE-CLUSTER-IP 1"] {
+        assert!(rows(&output).iter().any(|other| other == row), "{row}: {output}");
+    }
+    let left = everything(node);
+    let virtual_servers = left.lines().filter(|line| line.starts_with("-A "));
+    assert_eq!(virtual_servers.count(), 4 + 3, "{left}");
+    assert!(left.contains("kube-ipvs0") && left.contains("create KUBE-NODE-PORT-TCP"), "{left}");
+    assert!(!left.contains("KUBE-CLUSTER-IP") && !left.contains("KUBE-SERVICES"), "{left}");
+    flow(&lasting);
+    let moved = udp.wait_until(TIMEOUT, |report| report.pods.contains_key("pod-a-2"));
+    assert!(moved, "UDP flows restart: {:?}", udp.report());
+    for to in [vip(1, IpFamily::V4), vip(2, IpFamily::V4), vip(1, IpFamily::V6), node_port] {
+        assert_eq!(client.tcp(to).expect("an answer").pod, "pod-a-2", "{to}");
+    }
+    flow(&lasting);
+    for stream in lasting {
+        let report = stream.finish();
+        assert!(report.is_clean() && report.pods.keys().eq(["pod-a-1"]), "{report:?}");
+    }
+    drop(udp);
 
-        // The kernel keeps closed connections for two minutes, but a virtual server without destinations has none.
-        for server in ["10.96.0.1:80 -r 10.244.1.11:8080", "[fd00:10:96::1]:80 -r [fd00:10:244:1::11]:8080"] {
-            node.run_with_input("ipvsadm", &["-R"], &format!("-d -t {server}\n"));
-        }
-        node.run_with_input("ipvsadm", &["-R"], "-d -t 172.16.0.11:30080 -r 10.244.1.11:8080\n");
-        let (succeeded, output) = cleanup(node, &["--force"]);
-        assert!(succeeded && !output.contains("note:"), "{output}");
-        assert_eq!(everything(node), others);
-        let (succeeded, output) = cleanup(node, &[]);
-        assert!(succeeded && output == "nothing to remove\n", "{output}");
-    });
+    // The kernel keeps closed connections for two minutes, but a virtual server without destinations has none.
+    for server in ["10.96.0.1:80 -r 10.244.1.11:8080", "[fd00:10:96::1]:80 -r [fd00:10:244:1::11]:8080"] {
+        node.run_with_input("ipvsadm", &["-R"], &format!("-d -t {server}\n"));
+    }
+    node.run_with_input("ipvsadm", &["-R"], "-d -t 172.16.0.11:30080 -r 10.244.1.11:8080\n");
+    let (succeeded, output) = cleanup(node, &["--force"]);
+    assert!(succeeded && !output.contains("note:"), "{output}");
+    assert_eq!(everything(node), others);
+    let (succeeded, output) = cleanup(node, &[]);
+    assert!(succeeded && output == "nothing to remove\n", "{output}");
 }
 
 /// The backend adopts kube-proxy's device with its connections. Each cleanup leaves what belongs to the other.
-#[test]
-fn backend_adopts_the_device_of_kube_proxy() {
-    uml::inside(|| {
-        uml::load(&[]);
-        let web = |cluster: &Cluster| {
-            let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(80, 8080);
-            service.pods([cluster.pod("pod-a-1")])
-        };
-        let builder = Deployment::builder(Backend::Ipvs).cluster(Cluster::builder().nodes(1).pods_per_node(3));
-        let mut deployment = builder.start(|cluster| vec![web(cluster)]);
-        let node = deployment.cluster().node('a').netns.clone();
-        let state = deployment.state(deployment.cluster().node('a'));
-        let remove = ["cleanup", "--backend", "ipvs", "--state-dir", state.to_str().expect("a path in UTF-8")];
-        deployment.stop_backends(Signal::SIGTERM);
-        let (succeeded, output) = run(&node, &remove);
-        assert!(succeeded && output.contains("device kube-ipvs0"), "{output}");
-        assert!(!node.output("ip", &["link"]).contains("ipvs0"));
+pub(crate) fn backend_adopts_the_device_of_kube_proxy() {
+    uml::load(&[]);
+    let web = |cluster: &Cluster| {
+        let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(80, 8080);
+        service.pods([cluster.pod("pod-a-1")])
+    };
+    let builder = Deployment::builder(Backend::Ipvs).cluster(Cluster::builder().nodes(1).pods_per_node(3));
+    let mut deployment = builder.start(|cluster| vec![web(cluster)]);
+    let node = deployment.cluster().node('a').netns.clone();
+    let state = deployment.state(deployment.cluster().node('a'));
+    let remove = ["cleanup", "--backend", "ipvs", "--state-dir", state.to_str().expect("a path in UTF-8")];
+    deployment.stop_backends(Signal::SIGTERM);
+    let (succeeded, output) = run(&node, &remove);
+    assert!(succeeded && output.contains("device kube-ipvs0"), "{output}");
+    assert!(!node.output("ip", &["link"]).contains("ipvs0"));
 
-        load(&node, &KUBE_PROXYS);
-        let client = deployment.cluster().pod("pod-a-3").client();
-        let lasting = [client.stream(Protocol::Tcp, vip(1, IpFamily::V4), INTERVAL).expect("a connection")];
-        flow(&lasting);
-        deployment.start_backends();
-        deployment.wait_until_programmed();
-        flow(&lasting);
+    load(&node, &KUBE_PROXYS);
+    let client = deployment.cluster().pod("pod-a-3").client();
+    let lasting = [client.stream(Protocol::Tcp, vip(1, IpFamily::V4), INTERVAL).expect("a connection")];
+    flow(&lasting);
+    deployment.start_backends();
+    deployment.wait_until_programmed();
+    flow(&lasting);
+    let addresses = node.output("ip", &["-brief", "address", "show"]);
+    assert!(addresses.contains("kube-ipvs0") && addresses.contains("10.96.0.1/32"), "{addresses}");
+    eventually("addresses of no Service are removed", TIMEOUT, || {
         let addresses = node.output("ip", &["-brief", "address", "show"]);
-        assert!(addresses.contains("kube-ipvs0") && addresses.contains("10.96.0.1/32"), "{addresses}");
-        eventually("addresses of no Service are removed", TIMEOUT, || {
-            let addresses = node.output("ip", &["-brief", "address", "show"]);
-            (!addresses.contains("10.96.0.2/32")).then_some(())
-        });
-
-        // kube-proxy's rules and sets go, and the device stays.
-        let (succeeded, output) = cleanup(&node, &[]);
-        assert!(succeeded && output.contains("set KUBE-CLUSTER-IP") && !output.contains("device"), "{output}");
-        flow(&lasting);
-        assert_eq!(client.tcp(vip(1, IpFamily::V4)).expect("an answer").pod, "pod-a-1");
-        for stream in lasting {
-            assert!(stream.finish().is_clean());
-        }
-
-        // The way back: kube-proxy has written its sets, and uses the device.
-        node.run_with_input("ipset", &["restore"], "create KUBE-CLUSTER-IP hash:ip,port\n");
-        deployment.stop_backends(Signal::SIGTERM);
-        let (succeeded, output) = run(&node, &remove);
-        assert!(succeeded, "{output}");
-        assert!(node.output("ip", &["link"]).contains("kube-ipvs0"));
-        assert!(node.output("ipvsadm", &["-S", "-n"]).contains("-A -t 10.96.0.1:80"));
+        (!addresses.contains("10.96.0.2/32")).then_some(())
     });
+
+    // kube-proxy's rules and sets go, and the device stays.
+    let (succeeded, output) = cleanup(&node, &[]);
+    assert!(succeeded && output.contains("set KUBE-CLUSTER-IP") && !output.contains("device"), "{output}");
+    flow(&lasting);
+    assert_eq!(client.tcp(vip(1, IpFamily::V4)).expect("an answer").pod, "pod-a-1");
+    for stream in lasting {
+        assert!(stream.finish().is_clean());
+    }
+
+    // The way back: kube-proxy has written its sets, and uses the device.
+    node.run_with_input("ipset", &["restore"], "create KUBE-CLUSTER-IP hash:ip,port\n");
+    deployment.stop_backends(Signal::SIGTERM);
+    let (succeeded, output) = run(&node, &remove);
+    assert!(succeeded, "{output}");
+    assert!(node.output("ip", &["link"]).contains("kube-ipvs0"));
+    assert!(node.output("ipvsadm", &["-S", "-n"]).contains("-A -t 10.96.0.1:80"));
 }
 
 /// A removed endpoint is listed with its connections until the last one has ended.
-#[test]
-fn draining_endpoints_are_listed() {
-    uml::inside(|| {
-        uml::load(&[]);
-        let web = |cluster: &Cluster, pod: &str| {
-            let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port(Protocol::Tcp, 80, 8080);
-            service.node_port(NODE_PORT).pods([cluster.pod(pod)])
-        };
-        let builder = Deployment::builder(Backend::Ipvs).argument("--ipvs-drain-timeout=10m");
-        let mut deployment = builder
-            .cluster(Cluster::builder().nodes(1).pods_per_node(3))
-            .start(|cluster| vec![web(cluster, "pod-a-1")]);
-        let node = deployment.cluster().node('a').netns.clone();
-        let client = deployment.cluster().pod("pod-a-3").netns.clone();
-        let connection = client.run(|| TcpStream::connect(vip(1, IpFamily::V4))).expect("a connection");
-        let destination = |address: &str| {
-            let listed = listed(&node);
-            let server = listed.iter().find(|server| server["address"] == "10.96.0.1:80");
-            let destinations = server.and_then(|server| server["destinations"].as_array());
-            destinations?.iter().find(|destination| destination["address"] == address).cloned()
-        };
-        let serving = json!({
-            "address": "10.244.1.11:8080", "weight": 1, "active": 1, "inactive": 0, "draining_until_micros": null,
-        });
-        eventually("it is listed", TIMEOUT, || (destination("10.244.1.11:8080")? == serving).then_some(()));
-        let marked = |server: &Value| server["mark"].is_string() && server["vips"] == json!(["*:30080"]);
-        assert!(listed(&node).iter().any(marked), "{:#?}", listed(&node));
-
-        let moved = web(deployment.cluster(), "pod-a-2");
-        deployment.apply(&moved);
-        let draining = destination("10.244.1.11:8080").expect("it drains");
-        assert_eq!((&draining["weight"], &draining["active"]), (&json!(0), &json!(1)));
-        let until = Duration::from_micros(draining["draining_until_micros"].as_u64().expect("a time"));
-        let left = until.saturating_sub(UNIX_EPOCH.elapsed().expect("the time")).as_secs();
-        assert!((500..=600).contains(&left), "{draining}");
-        assert_eq!(destination("10.244.1.12:8080").expect("the new endpoint")["weight"], 1);
-        let (succeeded, table) = run(&node, &["services", "--kernel"]);
-        assert!(succeeded && table.contains("draining until "), "{table}");
-
-        // The kernel keeps a connection for ten seconds after a reset, but for two minutes after a regular close.
-        SockRef::from(&connection).set_linger(Some(Duration::ZERO)).expect("a reset at the end");
-        drop(connection);
-        eventually("it is gone", 2 * TIMEOUT, || destination("10.244.1.11:8080").is_none().then_some(()));
-        assert!(destination("10.244.1.12:8080").is_some());
-        let (succeeded, output) = run(deployment.cluster().outside(), &["services", "--kernel"]);
-        assert!(succeeded && output.starts_with("This kernel has no IPVS virtual servers of Fairlead"), "{output}");
+pub(crate) fn draining_endpoints_are_listed() {
+    uml::load(&[]);
+    let web = |cluster: &Cluster, pod: &str| {
+        let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port(Protocol::Tcp, 80, 8080);
+        service.node_port(NODE_PORT).pods([cluster.pod(pod)])
+    };
+    let builder = Deployment::builder(Backend::Ipvs).argument("--ipvs-drain-timeout=10m");
+    let mut deployment =
+        builder.cluster(Cluster::builder().nodes(1).pods_per_node(3)).start(|cluster| vec![web(cluster, "pod-a-1")]);
+    let node = deployment.cluster().node('a').netns.clone();
+    let client = deployment.cluster().pod("pod-a-3").netns.clone();
+    let connection = client.run(|| TcpStream::connect(vip(1, IpFamily::V4))).expect("a connection");
+    let destination = |address: &str| {
+        let listed = listed(&node);
+        let server = listed.iter().find(|server| server["address"] == "10.96.0.1:80");
+        let destinations = server.and_then(|server| server["destinations"].as_array());
+        destinations?.iter().find(|destination| destination["address"] == address).cloned()
+    };
+    let serving = json!({
+        "address": "10.244.1.11:8080", "weight": 1, "active": 1, "inactive": 0, "draining_until_micros": null,
     });
+    eventually("it is listed", TIMEOUT, || (destination("10.244.1.11:8080")? == serving).then_some(()));
+    let marked = |server: &Value| server["mark"].is_string() && server["vips"] == json!(["*:30080"]);
+    assert!(listed(&node).iter().any(marked), "{:#?}", listed(&node));
+
+    let moved = web(deployment.cluster(), "pod-a-2");
+    deployment.apply(&moved);
+    let draining = destination("10.244.1.11:8080").expect("it drains");
+    assert_eq!((&draining["weight"], &draining["active"]), (&json!(0), &json!(1)));
+    let until = Duration::from_micros(draining["draining_until_micros"].as_u64().expect("a time"));
+    let left = until.saturating_sub(UNIX_EPOCH.elapsed().expect("the time")).as_secs();
+    assert!((500..=600).contains(&left), "{draining}");
+    assert_eq!(destination("10.244.1.12:8080").expect("the new endpoint")["weight"], 1);
+    let (succeeded, table) = run(&node, &["services", "--kernel"]);
+    assert!(succeeded && table.contains("draining until "), "{table}");
+
+    // The kernel keeps a connection for ten seconds after a reset, but for two minutes after a regular close.
+    SockRef::from(&connection).set_linger(Some(Duration::ZERO)).expect("a reset at the end");
+    drop(connection);
+    eventually("it is gone", 2 * TIMEOUT, || destination("10.244.1.11:8080").is_none().then_some(()));
+    assert!(destination("10.244.1.12:8080").is_some());
+    let (succeeded, output) = run(deployment.cluster().outside(), &["services", "--kernel"]);
+    assert!(succeeded && output.starts_with("This kernel has no IPVS virtual servers of Fairlead"), "{output}");
 }
 
 /// The JSON output of `fairlead services --kernel` on a node.

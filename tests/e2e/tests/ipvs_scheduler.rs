@@ -15,72 +15,65 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of connections that the kernel counts.
 const CONNECTIONS: u64 = 5;
 
-#[test]
-fn annotation_changes_the_scheduler_in_place() {
-    uml::inside(|| {
-        uml::load(&["ip_vs_wlc", "ip_vs_mh"]);
-        let mut deployment =
-            Deployment::start(Backend::Ipvs, |cluster| vec![web(cluster), service(cluster, "other", 2)]);
-        let web = web(deployment.cluster());
-        let node = deployment.cluster().node('a').netns.clone();
-        let vip = (plan::cluster_ip(1).v4, PORT).into();
-        let client = deployment.cluster().pod("pod-a-1").client();
-        (0..CONNECTIONS).for_each(|_| drop(client.tcp(vip).expect("an answer")));
-        // The kernel updates its statistics every two seconds.
-        let is_counted = || (counted(&node) == CONNECTIONS).then_some(());
-        eventually("the connections are counted", TIMEOUT, is_counted);
+pub(crate) fn annotation_changes_the_scheduler_in_place() {
+    uml::load(&["ip_vs_wlc", "ip_vs_mh"]);
+    let mut deployment = Deployment::start(Backend::Ipvs, |cluster| vec![web(cluster), service(cluster, "other", 2)]);
+    let web = web(deployment.cluster());
+    let node = deployment.cluster().node('a').netns.clone();
+    let vip = (plan::cluster_ip(1).v4, PORT).into();
+    let client = deployment.cluster().pod("pod-a-1").client();
+    (0..CONNECTIONS).for_each(|_| drop(client.tcp(vip).expect("an answer")));
+    // The kernel updates its statistics every two seconds.
+    let is_counted = || (counted(&node) == CONNECTIONS).then_some(());
+    eventually("the connections are counted", TIMEOUT, is_counted);
 
-        // An invalid annotation and none give the default scheduler.
-        for (annotations, expected) in [
-            (json!({ ANNOTATION: "wlc" }), "-s wlc"),
-            (json!({ ANNOTATION: "mh:port,fallback" }), "-s mh -b mh-fallback,mh-port"),
-            (json!({ ANNOTATION: "mh" }), "-s mh -b mh-fallback"),
-            (json!({ ANNOTATION: "best" }), "-s rr"),
-            (json!({}), "-s rr"),
-        ] {
-            deployment.apply_changed(&web, |objects| {
-                objects[0]["metadata"]["annotations"] = annotations.clone();
-            });
-            // In both families, at the cluster IP and for the mark of the node port.
-            let (schedulers, others) = schedulers(&node);
-            assert_eq!(schedulers, vec![expected; 4], "{annotations}");
-            assert_eq!(others, BTreeSet::from(["-s rr".to_owned()]), "{annotations}");
-            // Recreating a virtual server would reset its statistics.
-            assert_eq!(counted(&node), CONNECTIONS, "{annotations}");
-            assert!(client.tcp((plan::cluster_ip(2).v4, PORT).into()).is_ok(), "{annotations}");
-        }
-        deployment.frontend().wait_for_line(&format!("metadata.annotations[{ANNOTATION}]"), 0, TIMEOUT);
-        assert!(client.tcp(vip).is_ok());
-    });
+    // An invalid annotation and none give the default scheduler.
+    for (annotations, expected) in [
+        (json!({ ANNOTATION: "wlc" }), "-s wlc"),
+        (json!({ ANNOTATION: "mh:port,fallback" }), "-s mh -b mh-fallback,mh-port"),
+        (json!({ ANNOTATION: "mh" }), "-s mh -b mh-fallback"),
+        (json!({ ANNOTATION: "best" }), "-s rr"),
+        (json!({}), "-s rr"),
+    ] {
+        deployment.apply_changed(&web, |objects| {
+            objects[0]["metadata"]["annotations"] = annotations.clone();
+        });
+        // In both families, at the cluster IP and for the mark of the node port.
+        let (schedulers, others) = schedulers(&node);
+        assert_eq!(schedulers, vec![expected; 4], "{annotations}");
+        assert_eq!(others, BTreeSet::from(["-s rr".to_owned()]), "{annotations}");
+        // Recreating a virtual server would reset its statistics.
+        assert_eq!(counted(&node), CONNECTIONS, "{annotations}");
+        assert!(client.tcp((plan::cluster_ip(2).v4, PORT).into()).is_ok(), "{annotations}");
+    }
+    deployment.frontend().wait_for_line(&format!("metadata.annotations[{ANNOTATION}]"), 0, TIMEOUT);
+    assert!(client.tcp(vip).is_ok());
 }
 
 /// A Service whose scheduler's module cannot be loaded uses round robin until it can.
-#[test]
-fn missing_scheduler_is_replaced_by_round_robin() {
-    uml::inside(|| {
-        uml::load(&[]);
-        let mut deployment = Deployment::start(Backend::Ipvs, |cluster| vec![web(cluster)]);
-        let web = web(deployment.cluster());
-        let netns = deployment.cluster().node('a').netns.clone();
-        let vip = (plan::cluster_ip(1).v4, PORT).into();
-        let client = deployment.cluster().pod("pod-a-1").client();
-        // Prevents the kernel from loading modules.
-        let loader = fs::read_to_string(MODPROBE).expect("a path");
-        fs::write(MODPROBE, "/bin/false").expect("a kernel with modules");
-        let mut annotate = |scheduler: &str| {
-            deployment.apply_changed(&web, |objects| {
-                objects[0]["metadata"]["annotations"] = json!({ ANNOTATION: scheduler });
-            });
-            schedulers(&netns).0
-        };
-        assert_eq!(annotate("wlc"), ["-s rr"; 4]);
-        assert!(client.tcp(vip).is_ok());
-        fs::write(MODPROBE, loader).expect("a kernel with modules");
-        assert_eq!(annotate("sed"), ["-s sed"; 4]);
-        assert_eq!(annotate("wlc"), ["-s wlc"; 4]);
-        let backend = deployment.backend(deployment.cluster().node('a'));
-        backend.wait_for_line("the kernel has no scheduler wlc", 0, TIMEOUT);
-    });
+pub(crate) fn missing_scheduler_is_replaced_by_round_robin() {
+    uml::load(&[]);
+    let mut deployment = Deployment::start(Backend::Ipvs, |cluster| vec![web(cluster)]);
+    let web = web(deployment.cluster());
+    let netns = deployment.cluster().node('a').netns.clone();
+    let vip = (plan::cluster_ip(1).v4, PORT).into();
+    let client = deployment.cluster().pod("pod-a-1").client();
+    // Prevents the kernel from loading modules.
+    let loader = fs::read_to_string(MODPROBE).expect("a path");
+    fs::write(MODPROBE, "/bin/false").expect("a kernel with modules");
+    let mut annotate = |scheduler: &str| {
+        deployment.apply_changed(&web, |objects| {
+            objects[0]["metadata"]["annotations"] = json!({ ANNOTATION: scheduler });
+        });
+        schedulers(&netns).0
+    };
+    assert_eq!(annotate("wlc"), ["-s rr"; 4]);
+    assert!(client.tcp(vip).is_ok());
+    fs::write(MODPROBE, loader).expect("a kernel with modules");
+    assert_eq!(annotate("sed"), ["-s sed"; 4]);
+    assert_eq!(annotate("wlc"), ["-s wlc"; 4]);
+    let backend = deployment.backend(deployment.cluster().node('a'));
+    backend.wait_for_line("the kernel has no scheduler wlc", 0, TIMEOUT);
 }
 
 /// The Service with the annotation.

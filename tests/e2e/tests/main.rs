@@ -12,6 +12,7 @@ mod diff;
 mod drained;
 mod families;
 mod follow;
+mod guests;
 mod iptables;
 mod ipvs;
 mod ipvs_backend;
