@@ -47,7 +47,7 @@ const GUEST: &str = "FAIRLEAD_UML";
 /// The name of [`shared_file`].
 const SHARED_FILE: &str = "shared";
 /// Environment variables of the host that programs in a guest have too.
-const INHERITED: [&str; 3] = ["CASES", "FAIRLEAD_PREVIOUS", "FAULT"];
+const INHERITED: [&str; 5] = ["CASES", "FAIRLEAD_PREVIOUS", "FAULT", "FAULTS", "MUTANT"];
 /// The guest's memory. The host allocates only the pages that the guest uses.
 const MEMORY: &str = "mem=1024M";
 /// Timeout of a test in a guest, including the boot. Tests take one minute on an idle machine.

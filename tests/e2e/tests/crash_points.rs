@@ -14,17 +14,19 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const GUEST_TIMEOUT: Duration = Duration::from_secs(55 * 60);
 /// More writes than any of the operations has.
 const MAX_WRITES: u32 = 1000;
-/// The distance of the netlink messages that are tried.
-const STEP: u32 = 8;
+/// The distance of the netlink messages at which `make test` tries faults. It has no divisor in common with the number
+/// of errors of a kind, so that each error has its turn.
+const STEP: u32 = 23;
 /// The errors of the kernel, in turn: the write with number n fails with one of them.
 const ERRORS: [&str; 5] = ["ENOBUFS", "EBUSY", "ENOMEM", "EPERM", "EINTR"];
 /// What a `recv` of netlink returns besides.
 const RECEIVE_ERRORS: [&str; 2] = ["ENOBUFS", "EINTR"];
 /// How `iptables-restore` reports the same.
-const MESSAGES: [&str; 3] = ["Device or resource busy", "Cannot allocate memory", "Resource temporarily unavailable"];
+const RESTORE_ERRORS: [&str; 3] =
+    ["Device or resource busy", "Cannot allocate memory", "Resource temporarily unavailable"];
 
 /// The kinds of faults, each of which is tried at each write.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     KilledBeforeMessage,
     MessageFails,
@@ -36,16 +38,11 @@ enum Kind {
     RestoreFails,
 }
 
-const ALL: [Kind; 8] = [
-    Kind::KilledBeforeMessage,
-    Kind::MessageFails,
-    Kind::AnswerFails,
-    Kind::KilledBeforeRestore,
-    Kind::KilledHalfway,
-    Kind::KilledAfterRestore,
-    Kind::RestoreKilled,
-    Kind::RestoreFails,
-];
+/// Faults of netlink messages.
+const MESSAGES: [Kind; 3] = [Kind::KilledBeforeMessage, Kind::MessageFails, Kind::AnswerFails];
+/// Faults of runs of `iptables-restore`, of which an operation has few: all are tried.
+const RESTORE: [Kind; 5] =
+    [Kind::KilledBeforeRestore, Kind::KilledHalfway, Kind::KilledAfterRestore, Kind::RestoreKilled, Kind::RestoreFails];
 
 /// The number of points that were reached, of each kind.
 #[derive(Debug, Default)]
@@ -54,11 +51,6 @@ struct Reached(BTreeMap<String, u32>);
 // === impl Kind ===
 
 impl Kind {
-    /// Whether an operation has only few such points.
-    fn is_rare(self) -> bool {
-        !matches!(self, Self::KilledBeforeMessage | Self::MessageFails | Self::AnswerFails)
-    }
-
     fn at(self, number: u32) -> FaultPoint {
         let nth = |messages: &[&'static str]| messages[number as usize % messages.len()];
         let fault = match self {
@@ -69,7 +61,7 @@ impl Kind {
             Self::KilledHalfway => Fault::KilledHalfway,
             Self::KilledAfterRestore => Fault::KilledAfterRestore,
             Self::RestoreKilled => Fault::RestoreKilled,
-            Self::RestoreFails => Fault::RestoreFails(nth(&MESSAGES)),
+            Self::RestoreFails => Fault::RestoreFails(nth(&RESTORE_ERRORS)),
         };
         FaultPoint { fault, number }
     }
@@ -78,32 +70,52 @@ impl Kind {
 // === impl Reached ===
 
 impl Reached {
-    /// Calls `operation` with points of each kind, until it does not reach one. Of netlink messages only every eighth
-    /// is tried, beginning with a random one; with `FAULTS=all` in the environment each, except in a guest, where that
-    /// would take hours; with `FAULT=KilledHalfway:3` only that one.
-    fn all(mut operation: impl FnMut(FaultPoint) -> bool) {
+    /// Calls `operation` with points of each kind, until it does not reach one; each of the `expected` kinds has to be
+    /// reached. Of netlink messages every 23rd is tried, with `FAULTS` in the environment the others too: `all`, or
+    /// `2/3` for the second of three parts. With `FAULT=KilledHalfway:3` only that point is tried.
+    fn all(expected: &[Kind], mut operation: impl FnMut(FaultPoint) -> bool) {
         if let Ok(point) = env::var("FAULT") {
             let (name, number) = point.split_once(':').expect("a kind and a number");
-            let kind = ALL.into_iter().find(|kind| format!("{kind:?}") == name).expect("a kind of fault");
+            let kind =
+                MESSAGES.into_iter().chain(RESTORE).find(|kind| format!("{kind:?}") == name).expect("a kind of fault");
             assert!(operation(kind.at(number.parse().expect("a number"))), "{point} was not reached");
             return;
         }
+        let selection = env::var("FAULTS").ok();
         let mut reached = Self::default();
-        for kind in ALL {
-            let step = if kind.is_rare() || env::var_os("FAULTS").is_some() { 1 } else { STEP };
+        let mut missing = Vec::new();
+        for kind in MESSAGES.into_iter().chain(RESTORE) {
+            let (first, step) = points(selection.as_deref(), kind);
             let mut is_reached = |number: &u32| {
                 println!("{} FAULT={kind:?}:{number}", utc_now());
                 operation(kind.at(*number))
             };
-            let first = fastrand::u32(1..=step);
-            let mut points = (first..MAX_WRITES).step_by(step as usize).take_while(|number| is_reached(number)).count();
-            // An operation may have fewer.
-            points += usize::from(points == 0 && first > 1 && is_reached(&1));
+            let points = (first..MAX_WRITES).step_by(step as usize).take_while(|number| is_reached(number)).count();
             assert!(points * (step as usize) < MAX_WRITES as usize - 1, "{kind:?}: more writes than expected");
             reached.0.insert(format!("{kind:?}"), u32::try_from(points).unwrap_or(u32::MAX));
+            // Of a part that begins later, an operation may have no point.
+            if points == 0 && first == 1 && expected.contains(&kind) {
+                missing.push(kind);
+            }
         }
         println!("points: {reached}");
-        assert!(reached.0.values().any(|points| *points > 0), "{reached}");
+        assert!(missing.is_empty(), "no point of {missing:?} was reached: {reached}");
+    }
+}
+
+/// The first of the numbers of a kind's points that are tried, and the distance between them.
+fn points(selection: Option<&str>, kind: Kind) -> (u32, u32) {
+    match selection {
+        None if RESTORE.contains(&kind) => (1, 1),
+        None => (1, STEP),
+        Some("all") => (1, 1),
+        Some(part) => {
+            let numbers = part.split_once('/').map(|(first, parts)| (first.parse(), parts.parse()));
+            match numbers {
+                Some((Ok(first), Ok(parts))) if (1..=parts).contains(&first) => (first, parts),
+                _ => panic!("FAULTS={part}: expected `all`, or a part such as 2/3"),
+            }
+        }
     }
 }
 
@@ -111,6 +123,14 @@ impl fmt::Display for Reached {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kinds = self.0.iter().map(|(kind, points)| format!("{kind} {points}"));
         f.write_str(&kinds.collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// The kinds of writes that each operation of a backend consists of.
+fn kinds(backend: Backend) -> &'static [Kind] {
+    match backend {
+        Backend::Nft | Backend::Ipvs => &MESSAGES,
+        Backend::IptablesNft | Backend::IptablesLegacy => &RESTORE,
     }
 }
 
@@ -178,7 +198,7 @@ fn change(backend: Backend) {
         deployment.wait_until_programmed();
         listed.insert(format!("{state:?}"), rules(backend, &deployment));
     }
-    Reached::all(|point| {
+    Reached::all(kinds(backend), |point| {
         let next = state.other();
         let is_reached = deployment.change_with(point, |deployment| next.write(deployment));
         if !deployment.backend_runs() {
@@ -200,7 +220,7 @@ fn cold_start(backend: Backend) {
     let mut deployment = start(backend);
     let programmed = rules(backend, &deployment);
     let node = deployment.cluster().node('a').netns.clone();
-    Reached::all(|point| {
+    Reached::all(kinds(backend), |point| {
         deployment.stop_backends(Signal::SIGKILL);
         let cleanup = cleanup(backend, &deployment);
         run_undisturbed(&node, &cleanup.iter().map(String::as_str).collect::<Vec<_>>());
@@ -221,7 +241,7 @@ fn takeover(old: Backend, new: Backend) {
     let mut deployment = start(old);
     let node = deployment.cluster().node('a').netns.clone();
     let traffic = start_traffic(deployment.cluster());
-    Reached::all(|point| {
+    Reached::all(kinds(new), |point| {
         deployment.stop_backends(Signal::SIGTERM);
         deployment.set_mode(new);
         let is_reached = deployment.start_backend_with(point);
@@ -243,7 +263,7 @@ fn takeover(old: Backend, new: Backend) {
 fn clean(backend: Backend) {
     let mut deployment = start(backend);
     let node = deployment.cluster().node('a').netns.clone();
-    Reached::all(|point| {
+    Reached::all(kinds(backend), |point| {
         deployment.stop_backends(Signal::SIGTERM);
         let arguments = cleanup(backend, &deployment);
         let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
@@ -322,19 +342,19 @@ fn iptables_legacy_cleanup() {
 }
 
 #[test]
-#[ignore = "takes minutes in a guest; `make test-crash-points` runs it"]
+#[ignore = "takes minutes in a guest; `make nightly` runs it"]
 fn ipvs_change() {
     uml::inside_for(GUEST_TIMEOUT, || in_guest(change));
 }
 
 #[test]
-#[ignore = "takes minutes in a guest; `make test-crash-points` runs it"]
+#[ignore = "takes minutes in a guest; `make nightly` runs it"]
 fn ipvs_cold_start() {
     uml::inside_for(GUEST_TIMEOUT, || in_guest(cold_start));
 }
 
 #[test]
-#[ignore = "takes minutes in a guest; `make test-crash-points` runs it"]
+#[ignore = "takes minutes in a guest; `make nightly` runs it"]
 fn ipvs_cleanup() {
     uml::inside_for(GUEST_TIMEOUT, || in_guest(clean));
 }

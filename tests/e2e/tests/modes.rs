@@ -193,7 +193,7 @@ fn both_variants_of_iptables() {
 }
 
 #[test]
-#[ignore = "takes minutes in user-mode-linux, and times out beside other tests: run `make test-modes`"]
+#[ignore = "takes minutes in user-mode-linux, and times out beside other tests: run `make nightly PART=modes`"]
 fn iptables_and_ipvs() {
     uml::inside(|| {
         uml::load(&[]);
