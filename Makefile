@@ -26,6 +26,14 @@ CHECKS ?=
 # Options of Kubernetes' own tests in `make cluster-test`, such as '--group granular'; without, all run, for an hour.
 TESTS ?=
 
+# Which operations of the backends `make test-crash-points` interrupts, such as nftables_change, and where: at all writes,
+# or at a part of them, such as 2/3.
+OPERATION ?=
+POINTS ?= all
+
+# What `make nightly` runs: all parts, or those that are named here.
+PART ?=
+
 # What `make image` builds images for.
 ARCHS ?= amd64 arm64
 
@@ -39,9 +47,10 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings
 
 .DEFAULT_GOAL := help
-.PHONY: help help-all demo test quick lint cluster build clean
-.PHONY: setup generate charts advisories test-skew test-ipvs test-modes test-crash-points nft-versions cluster-test simulate \
-	mutants differential fuzz package image image-rootfs bench bench-quick soak bench-peer bench-rollouts bench-resets
+.PHONY: help help-all demo test quick nightly lint cluster build clean
+.PHONY: setup generate charts advisories test-shared test-skew test-ipvs test-modes test-crash-points \
+	test-properties fresh-machine nft-versions cluster-test simulate mutants mutants-e2e differential fuzz package \
+	image image-rootfs bench bench-quick soak bench-peer bench-rollouts bench-resets
 
 help: ## list what a visitor needs first
 	@awk -F ':.*## ' '/^[a-z-]+:.*[^#]## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -60,7 +69,7 @@ demo: ## two nodes, real packets; BACKEND=nftables, iptables or ipvs
 		-p fairlead --bin fairlead -p fairlead-e2e --bin demo
 	@$(ROOT) $(TARGET_DIR)/debug/demo $(BACKEND)
 
-test: ## lint and all tests
+test: ## lint, and the tests that a change has to pass
 	@.ci/setup test
 	@[ -z '$(ROOT)' ] || echo 'Not root: the tests run through sudo, with the environment kept.'
 	cargo fmt --all --check
@@ -69,6 +78,9 @@ test: ## lint and all tests
 	$(LINTED) cargo build --workspace --all-targets --locked
 	$(LINTED) cargo test --quiet --workspace --locked --doc
 	$(ROOT) env $(LINTED) cargo nextest run --workspace --locked --cargo-quiet
+
+nightly: ## all other tests, for hours; PART=name for one part, of `.ci/nightly --list`
+	@.ci/nightly $(PART)
 
 quick: ## the unit tests of CRATE=backend, and what it may break in the backends
 	@$(LINTED) .ci/quick $(CRATE)
@@ -110,12 +122,24 @@ advisories: ### download the RustSec database, which `make lint` uses from then 
 	@.ci/setup lint
 	@.ci/deny fetch
 
+test-shared: ### the conformance cases that `make test` runs with nftables only, with both variants of iptables
+	@.ci/setup test
+	$(ROOT) cargo nextest run --cargo-quiet --locked -p fairlead --test e2e --run-ignored only iptables::
+
+test-properties: ### the property tests with other random values than those of `make test`, three times
+	@.ci/setup test
+	for _ in 1 2 3; do \
+		$(ROOT) env PROPTEST_RNG_SEED=$$(od -An -N6 -tu8 /dev/urandom | tr -d " ") cargo nextest run --cargo-quiet --locked --lib \
+			-p fairlead-proto -p fairlead-frontend -p fairlead-netlink -p fairlead-backend-nft || exit 1; \
+	done
+
 test-skew: ### upgrade under traffic from the previous release or commit
 	@.ci/setup test
 	@previous=$${FAIRLEAD_PREVIOUS:-$$(.ci/previous)} && \
-	$(ROOT) env FAIRLEAD_PREVIOUS="$$previous" cargo nextest run --cargo-quiet --locked -p fairlead --test e2e upgrade::
+	$(ROOT) env FAIRLEAD_PREVIOUS="$$previous" CASES=upgrade:: \
+		cargo nextest run --cargo-quiet --locked -p fairlead --test e2e upgrade:: guests::backend
 
-test-ipvs: ### all conformance cases with IPVS, also those that `make test` runs with the other backends only
+test-ipvs: ### all conformance cases with IPVS, also those that `make test` leaves to other backends
 	@.ci/setup test
 	$(ROOT) env CASES=all cargo nextest run --cargo-quiet --locked -p fairlead --test e2e ipvs_cases::
 
@@ -123,9 +147,10 @@ test-modes: ### change the mode of nodes under traffic, from every mode to every
 	@.ci/setup test
 	$(ROOT) cargo nextest run --cargo-quiet --locked -p fairlead --test e2e --run-ignored all modes::
 
-test-crash-points: ### kill a backend, or let a call fail, at every write to the kernel
+test-crash-points: ### kill a backend, or let a call fail, at its writes to the kernel; OPERATION=nftables_change POINTS=2/3
 	@.ci/setup test
-	$(ROOT) env FAULTS=all cargo nextest run --cargo-quiet --locked -p fairlead --test e2e --run-ignored all crash_points::
+	$(ROOT) env FAULTS=$(POINTS) cargo nextest run --cargo-quiet --locked -p fairlead --test e2e --run-ignored all \
+		-E 'test(/^crash_points::.*$(OPERATION)/)'
 
 nft-versions: ### list our tables with every nft of Debian, beside sets of each; NFT="LABEL=/path/to/nft ..." for others
 	@.ci/setup nft-versions
@@ -146,6 +171,10 @@ mutants: ### simulate mutants of our own code, each of which must be caught; SEE
 	@.ci/setup build
 	@tests/simulation/mutants/run $(MUTANTS)
 
+mutants-e2e: ### mutants of the backends, each of which the conformance cases of `make test` must catch
+	@.ci/setup test
+	@$(ROOT) tests/e2e/mutants/run
+
 differential: ### backends, and KUBE_PROXY=/path, on random clusters; SECONDS=60, or SEED=n
 	@.ci/setup test
 	@cargo build --quiet --locked -p fairlead --bin fairlead -p fairlead-differential --bin differential
@@ -159,6 +188,10 @@ image: ### the images as OCI archives in target/image, without Docker; ARCHS="am
 	@.ci/setup image
 	@.ci/image build $(ARCHS)
 	@$(ROOT) .ci/image test
+
+fresh-machine: ### the two commands of the README in a new Debian 13, in a clone of this commit
+	@.ci/setup image
+	@$(ROOT) .ci/fresh-machine
 
 package: ### package the crates that a backend outside this repository uses, and build them from their packages
 	cargo package --quiet --locked -p fairlead-proto -p fairlead-runtime -p fairlead-netlink -p fairlead-iptables \
