@@ -18,9 +18,9 @@ use crate::{
     index::Index,
     log::ChangeLog,
     metrics::Metrics,
+    server::TlsAuth,
     source::Freshness,
     streams::{MAX_LISTED, Streams},
-    tls::ReloadingTls,
     waiting_drains::WaitingDrains,
 };
 
@@ -40,8 +40,8 @@ pub(crate) struct FrontendContext {
     pub(crate) metrics: Metrics,
     pub(crate) events: EventQueue,
     pub(crate) freshness: Freshness,
-    /// The TLS configuration of the listeners, if any of them uses TLS.
-    pub(crate) tls: OnceLock<ReloadingTls>,
+    /// The TLS configuration and authentication of the listeners, if any of them uses TLS.
+    pub(crate) tls: OnceLock<TlsAuth>,
     pub(crate) started: SystemTime,
     /// By client: streams that were rejected or broke the protocol.
     session_errors: Mutex<CountedLog<Identity>>,
@@ -97,12 +97,11 @@ impl FrontendContext {
         lock(&self.newer_versions).record((client.clone(), is_rolled_back))
     }
 
-    /// All problems, up to about [`MAX_PROBLEMS`]: of the TLS files first, then missing Nodes and Nodes that have lost
+    /// All problems, up to about [`MAX_PROBLEMS`]: of TLS and tokens first, then missing Nodes and Nodes that have lost
     /// their addresses, then of objects.
     pub(crate) fn problems(&self) -> Vec<Problem> {
-        let nodes = self.node_problems();
-        let tls = self.tls_error().map(|error| problem("TLS", "files", error));
-        let mut problems: Vec<_> = tls.into_iter().chain(nodes).collect();
+        let mut problems = self.authn_problems();
+        problems.extend(self.node_problems());
         let index = self.cluster.index();
         let (of_objects, others) = index.problems.first(MAX_PROBLEMS.saturating_sub(problems.len()));
         problems.extend(of_objects.into_iter().map(|(kind, name, problem)| problem.into_wire(kind, name)));
@@ -125,9 +124,18 @@ impl FrontendContext {
         problems
     }
 
-    /// Why the TLS files in their current form are not used.
-    pub(crate) fn tls_error(&self) -> Option<String> {
-        self.tls.get()?.error()
+    /// TLS files that cannot be used in their current form, and keys that are missing to verify tokens with.
+    pub(crate) fn authn_problems(&self) -> Vec<Problem> {
+        let Some(auth) = self.tls.get() else { return Vec::new() };
+        let files = auth.tls.error().map(|error| problem("TLS", "files", error));
+        let keys = auth.authenticator.keys_error().map(|error| {
+            let text = format!(
+                "signatures are not verified, so that forged tokens from the address of a node can keep its backend \
+                 out: {error}"
+            );
+            problem("Tokens", "signing keys", text)
+        });
+        files.into_iter().chain(keys).collect()
     }
 }
 

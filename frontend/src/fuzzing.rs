@@ -24,7 +24,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use crate::{
     Frontend, HistoryLimits,
     identity::{
-        Authenticator, AuthnOptions, Identity, TokenLimits, TokenOptions, TokenSource,
+        Authenticator, AuthnOptions, Identity, TokenOptions, TokenSource,
         certificate::{self, Names},
     },
     index::{AllowedIps, Index, ServicePolicy},
@@ -58,7 +58,6 @@ impl Credentials {
             audience: "fairlead".to_owned(),
             backend_accounts: "kube-system/fairlead-backend".parse().into_iter().collect(),
             issuers: BTreeSet::new(),
-            limits: TokenLimits::default(),
         };
         let options =
             AuthnOptions { admins: ["system:admin".to_owned()].into(), tokens: Some(tokens), kubeconfig: None };

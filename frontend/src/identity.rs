@@ -3,7 +3,7 @@
 //! ```text
 //!   client certificate ──▶ certificate::Names ──┐
 //!                                               ├─▶ Authenticator ─▶ Identity ─▶ may_follow, may_inspect
-//!   bearer token ──▶ tokens: TokenReview ───────┘                 ▲
+//!   bearer token ──▶ tokens: signature, review ─┘                 ▲
 //!   unix socket, --insecure ──────────────────────────────────────┘ Trusted
 //! ```
 
@@ -18,7 +18,7 @@ use proto::model::Role;
 
 pub use self::{
     authenticator::{Authenticator, AuthnError, AuthnOptions, is_node_name},
-    tokens::{ServiceAccount, TokenLimits, TokenOptions},
+    tokens::{ServiceAccount, TokenOptions},
 };
 pub(crate) use self::{node_sources::NodeSources, tokens::TokenSource};
 

@@ -97,7 +97,7 @@ impl Scrape {
         let objects = ObjectKind::ALL.map(|kind| (kind.to_string(), index.count(kind)));
         let ProblemCounts { problems, vip_conflicts, limited_services } = index.problems.counts();
         drop(index);
-        let tls = usize::from(self.0.tls_error().is_some());
+        let authn = self.0.authn_problems().len();
         let started = started.duration_since(UNIX_EPOCH).unwrap_or_default();
         writer.labelled_gauge(
             "info",
@@ -116,9 +116,9 @@ impl Scrape {
         let text = "Valid objects of the cluster, by kind.";
         let objects = objects.iter().map(|(kind, count)| ([("kind", kind.as_str())], *count as f64));
         writer.labelled_gauge("objects", text, None, objects)?;
-        let text =
-            "Invalid fields of objects, and TLS files that cannot be used; `fairlead status --problems` lists them.";
-        writer.gauge("problems", text, None, (problems + tls) as f64)?;
+        let text = "Invalid fields of objects, TLS files that cannot be used, and keys that are missing to verify \
+                    tokens; `fairlead status --problems` lists them.";
+        writer.gauge("problems", text, None, (problems + authn) as f64)?;
         let text =
             "VIPs and node ports that service ports claim and do not get, because they belong to another object.";
         writer.gauge("vip_conflicts", text, None, vip_conflicts as f64)?;

@@ -42,7 +42,6 @@ use crate::{
     identity::Identity,
     metrics::Rejection,
     session::max_jittered,
-    tls::ReloadingTls,
 };
 
 pub(crate) use self::drained::drained;
@@ -97,6 +96,9 @@ impl Frontend {
     pub async fn serve(&self, listener: Listener, shutdown: Shutdown) -> Result<()> {
         info!(address = %listener, "listening");
         let auth = listener.auth();
+        if let Some(auth) = &auth {
+            self.context.tls.get_or_init(|| auth.clone());
+        }
         let admission = Arc::new(Admission::new(self.context.clone(), auth.is_none()));
         let service = FairleadService { context: self.context.clone(), auth, shutdown: shutdown.clone() };
         let router = self.http2_server().add_service(service);
@@ -133,12 +135,6 @@ impl Frontend {
                 Ok(())
             }
         }
-    }
-
-    /// Reloads the TLS files when they change, until the shutdown. Files that cannot be used are reported in `Status`.
-    pub async fn watch_tls_files(&self, tls: ReloadingTls, shutdown: Shutdown) {
-        self.context.tls.get_or_init(|| tls.clone());
-        tls.watch_files(shutdown).await;
     }
 
     /// An HTTP/2 server with the configured limits.

@@ -263,7 +263,7 @@ class Matrix(unittest.TestCase):
     def test_only_a_frontend_that_removes_the_startup_taint_may_patch_nodes(self):
         for values, patches in [(API, False), ({**API, "frontend": {"startupTaint": True}}, True)]:
             objects = render.objects(values)
-            rules = [rule for item in objects for rule in item.get("rules", []) if "nodes" in rule["resources"]]
+            rules = [rule for item in objects for rule in item.get("rules", []) if "nodes" in rule.get("resources", [])]
             verbs = {verb for rule in rules for verb in rule["verbs"]}
             self.assertEqual(verbs, {"list", "watch"} | ({"get", "patch"} if patches else set()))
             kinds = {item["kind"] for item in objects}
@@ -276,6 +276,9 @@ class Matrix(unittest.TestCase):
                     allowed = {"tokenreviews": {"create"}, "events": {"create"}}
                     if any(item["kind"] == "ValidatingAdmissionPolicy" for item in objects):
                         allowed["nodes"] = {"list", "watch", "get", "patch"}
+                    if "nonResourceURLs" in rule:
+                        self.assertEqual((rule["nonResourceURLs"], rule["verbs"]), (["/openid/v1/jwks"], ["get"]))
+                        continue
                     for resource in rule["resources"]:
                         self.assertLessEqual(set(rule["verbs"]), allowed.get(resource, {"list", "watch"}))
                     self.assertNotIn("secrets", rule["resources"])

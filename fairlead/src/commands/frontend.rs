@@ -53,11 +53,7 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
         tasks.spawn_infallible("page", move |shutdown| async move { frontend.serve_page(listener, shutdown).await });
     }
     if let Some((tls, _)) = secured {
-        let frontend = frontend.clone();
-        tasks.spawn_infallible(
-            "TLS files",
-            move |shutdown| async move { frontend.watch_tls_files(tls, shutdown).await },
-        );
+        tasks.spawn_infallible("TLS files", move |shutdown| tls.watch_files(shutdown));
     }
     for listener in listeners {
         let frontend = frontend.clone();

@@ -52,7 +52,7 @@ pub enum AuthnError {
     /// The API server did not review the token.
     #[error("cannot review tokens at the moment, try again later: {0}")]
     Unavailable(String),
-    /// Too many tokens of its source, or of all unknown sources, have been reviewed.
+    /// Too many tokens of the client, or of all unknown clients, have been reviewed.
     #[error("too many tokens were reviewed for clients like this one, try again in {0}s")]
     TooManyReviews(u64),
 }
@@ -101,6 +101,11 @@ impl Authenticator {
             )),
             _ => Err(unknown),
         }
+    }
+
+    /// Why forged tokens are not told from genuine ones before a review.
+    pub(crate) fn keys_error(&self) -> Option<String> {
+        self.tokens.as_ref()?.keys_error()
     }
 
     /// Identifies the client with these names in its certificate.

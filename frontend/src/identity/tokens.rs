@@ -1,15 +1,19 @@
-//! Identifies clients by ServiceAccount tokens, with a TokenReview whose result is cached.
+//! Identifies clients by ServiceAccount tokens: the signature is verified here, then the API server is asked in a
+//! TokenReview whether the token is still valid. The result is cached.
 //!
 //! ```text
 //!   token ──claims: could it be accepted?──no──▶ error
 //!      └──SHA-256──▶ entry ── result valid ──────────────────────────────────────────▶ identity or error
-//!                      └── no result ──limits──▶ TokenReview, one at a time per token ──▶ cached until it expires
+//!                      └── no result, one at a time per token
+//!                            └──signature──not valid──▶ error
+//!                                  └──limits──▶ TokenReview ──▶ cached until it expires
 //! ```
 
 mod cache;
-mod claims;
+mod jwt;
 mod limits;
 mod review;
+mod signing_keys;
 #[cfg(test)]
 mod tests;
 
@@ -31,13 +35,13 @@ use tracing::{debug, info, warn};
 
 use self::{
     cache::{CachedResult, TokenCache, TokenHash},
-    claims::Claims,
-    limits::{ReviewLimiter, ReviewShare},
+    jwt::Jwt,
+    limits::{ReviewClient, ReviewLimiter},
+    signing_keys::{Signature, SigningKeys},
 };
 use super::{Identity, authenticator::AuthnError};
 use crate::excerpt::excerpt;
 
-pub use self::limits::TokenLimits;
 pub(crate) use self::limits::TokenSource;
 
 /// What the cache is built on: a module, so that the tests in `tests/simulation/concurrency/` can replace it.
@@ -47,11 +51,8 @@ mod primitives {
 
 /// The prefix of the user names of ServiceAccounts.
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
-/// How long an accepted token is cached; never longer than it is valid, but for [`MIN_ACCEPTED_TTL`].
+/// How long an accepted token is cached; never longer than it is valid.
 const ACCEPTED_TTL: Duration = Duration::from_secs(120);
-/// How long a token is cached that the API server accepts, but that has expired by the clock of the frontend: the
-/// reviews of accepted tokens are not limited otherwise.
-const MIN_ACCEPTED_TTL: Duration = Duration::from_secs(1);
 /// How long a rejected token is cached.
 const REJECTED_TTL: Duration = Duration::from_secs(30);
 /// How long a review may take, including the wait for its permit.
@@ -68,8 +69,6 @@ pub struct TokenOptions {
     pub backend_accounts: BTreeSet<ServiceAccount>,
     /// The accepted issuers. Empty: those that the API server accepts.
     pub issuers: BTreeSet<String>,
-    /// How many tokens the API server is asked to review.
-    pub limits: TokenLimits,
 }
 
 /// The user name of a ServiceAccount in Kubernetes, which is parsed from `NAMESPACE/NAME`.
@@ -82,15 +81,29 @@ pub(super) struct Tokens {
     options: TokenOptions,
     admins: Arc<BTreeSet<String>>,
     cache: TokenCache<Identity, AuthnError>,
+    keys: SigningKeys,
     limiter: ReviewLimiter,
     failures: Mutex<Repeated>,
 }
 
 impl Tokens {
     pub(super) fn new(client: kube::Client, options: TokenOptions, admins: Arc<BTreeSet<String>>) -> Self {
-        let limiter = ReviewLimiter::new(options.limits);
+        let keys = SigningKeys::new(client.clone());
         let api = Api::all(client);
-        Self { api, options, admins, cache: TokenCache::default(), limiter, failures: Mutex::default() }
+        Self {
+            api,
+            options,
+            admins,
+            cache: TokenCache::default(),
+            keys,
+            limiter: ReviewLimiter::default(),
+            failures: Mutex::default(),
+        }
+    }
+
+    /// Why the signatures of tokens cannot be verified.
+    pub(super) fn keys_error(&self) -> Option<String> {
+        self.keys.error()
     }
 
     pub(super) async fn identify(&self, token: &str, source: TokenSource) -> Result<Identity, AuthnError> {
@@ -100,29 +113,17 @@ impl Tokens {
                 token.len()
             )));
         }
-        let claims = Claims::parse(token);
-        if let Some(claims) = &claims {
+        let jwt = Jwt::parse(token);
+        if let Some(Jwt { claims, .. }) = &jwt {
             let checked = claims.check(&self.options, &self.admins, SystemTime::now());
             // The client has chosen the claims, which an error has last.
             checked.map_err(|why| AuthnError::Token(excerpt(&why)))?;
         }
-        let hash = hash(token);
-        let (entry, was_accepted) = self.cache.entry(hash);
-        let share = match &claims {
-            _ if was_accepted => ReviewShare::Node,
-            Some(_) if source.is_node => ReviewShare::Node,
-            Some(_) => ReviewShare::Unknown,
-            None => ReviewShare::Opaque,
-        };
+
         // Concurrent requests with one token share a review. When it fails, the next of them retries.
-        let result = entry.get_or_try_init(|| async {
-            // A client cannot guess the token that was accepted before.
-            if !was_accepted {
-                self.limiter.count(share, source).map_err(|wait| AuthnError::TooManyReviews(wait.as_secs() + 1))?;
-            }
-            self.review(token, claims.as_ref().and_then(Claims::expiry), share).await
-        });
-        match result.await {
+        let hash = hash(token);
+        let entry = self.cache.entry(hash);
+        match entry.get_or_try_init(|| self.review(token, jwt.as_ref(), source)).await {
             Ok(result) => result.identity.clone(),
             Err(error) => {
                 self.cache.forget(&hash, entry);
@@ -131,14 +132,22 @@ impl Tokens {
         }
     }
 
+    /// `jwt`: the parts of the token, if it is a JSON Web Token.
     async fn review(
         &self,
         token: &str,
-        expiry: Option<SystemTime>,
-        share: ReviewShare,
+        jwt: Option<&Jwt<'_>>,
+        source: TokenSource,
     ) -> Result<CachedResult<Identity, AuthnError>, AuthnError> {
+        let client = match (self.keys.verify(jwt).await, jwt) {
+            (Signature::Invalid(why), _) => return Err(AuthnError::Token(excerpt(&why))),
+            (Signature::Valid, Some(jwt)) => ReviewClient::Holder(jwt.claims.holder().to_owned()),
+            (Signature::Valid, None) | (Signature::Unverified, _) => source.client(),
+        };
+        self.limiter.count(&client).map_err(|wait| AuthnError::TooManyReviews(wait.as_secs() + 1))?;
+
         let reviewed = timeout(REVIEW_TIMEOUT, async {
-            let _permit = self.limiter.start(share).await?;
+            let _permit = self.limiter.start(&client).await?;
             review::review(&self.api, token, &self.options.audience).await
         });
         let reviewed =
@@ -147,10 +156,11 @@ impl Tokens {
         if let Some(Recovery { count, duration }) = lock(&self.failures).recovered() {
             info!(count, duration_ms = duration.as_millis(), "token reviews succeed again");
         }
+
         let identity = review::identity(&status, &self.options, &self.admins).map_err(AuthnError::Token);
         debug!(?identity, "token reviewed");
         let ttl = match identity {
-            Ok(_) => accepted_ttl(SystemTime::now(), expiry),
+            Ok(_) => accepted_ttl(SystemTime::now(), jwt.and_then(|jwt| jwt.claims.expiry())),
             Err(_) => REJECTED_TTL,
         };
         Ok(CachedResult { identity, expires_at: Instant::now() + ttl })
@@ -173,7 +183,7 @@ fn hash(token: &str) -> TokenHash {
 /// How long an accepted token is cached.
 fn accepted_ttl(now: SystemTime, expiry: Option<SystemTime>) -> Duration {
     let left = expiry.map_or(ACCEPTED_TTL, |expiry| expiry.duration_since(now).unwrap_or_default());
-    left.clamp(MIN_ACCEPTED_TTL, ACCEPTED_TTL)
+    left.min(ACCEPTED_TTL)
 }
 
 impl TokenOptions {

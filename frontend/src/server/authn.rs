@@ -15,8 +15,8 @@ use crate::{
 /// What TLS listeners need: the certificate of the frontend, and the means to identify clients.
 #[derive(Clone, Debug)]
 pub struct TlsAuth {
-    pub(super) tls: ReloadingTls,
-    pub(super) authenticator: Arc<Authenticator>,
+    pub(crate) tls: ReloadingTls,
+    pub(crate) authenticator: Arc<Authenticator>,
 }
 
 impl TlsAuth {

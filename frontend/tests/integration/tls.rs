@@ -6,7 +6,7 @@ mod handshakes;
 mod server;
 mod unidentified;
 
-use fairlead_frontend::identity::{AuthnOptions, TokenLimits, TokenOptions};
+use fairlead_frontend::identity::{AuthnOptions, TokenOptions};
 use fake_api_server::{ApiServer, ReviewedUser, kubeconfig};
 use proto::v1::Role;
 use tonic::{Code, Status};
@@ -155,12 +155,7 @@ fn with_tokens(directory: &tempfile::TempDir, kubeconfig: &str) -> AuthnOptions 
     let backend_accounts = ["kube-system/backend".parse().unwrap()].into();
     AuthnOptions {
         admins: ["system:serviceaccount:kube-system:viewer".to_owned()].into(),
-        tokens: Some(TokenOptions {
-            audience: "fairlead".to_owned(),
-            backend_accounts,
-            issuers: [].into(),
-            limits: TokenLimits::default(),
-        }),
+        tokens: Some(TokenOptions { audience: "fairlead".to_owned(), backend_accounts, issuers: [].into() }),
         kubeconfig: Some(path),
     }
 }

@@ -16,7 +16,7 @@
 //! | `selector` | label and field selectors |
 //! | `resource` | the kinds, and their paths |
 //! | `faults` | what fails, for each kind |
-//! | `review` | tokens and permissions |
+//! | `review` | tokens, the keys that sign them, and permissions |
 //! | `script` | [`ScriptedApiServer`] |
 //! | `status`, `http` | errors, and connections |
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "only for tests: a panic is how one fails")]

@@ -1,7 +1,12 @@
-//! Reviews of tokens and permissions.
+//! Reviews of tokens and permissions, and the keys that tokens are signed with.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use ring::{
+    rand::SystemRandom,
+    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _},
+};
 use serde_json::{Value, json};
 
 use crate::{faults::Fault, status::Answer};
@@ -67,4 +72,58 @@ impl Reviewer {
         let allowed = !self.denied.contains(&format!("{} {}", field("verb"), field("resource")));
         json!({"allowed": allowed})
     }
+}
+
+/// The keys that tokens are signed with.
+#[derive(Debug, Default)]
+pub(crate) struct SigningKeys {
+    /// The newest one signs. Without any, none are published.
+    keys: Vec<EcdsaKeyPair>,
+    pub(crate) fault: Option<Fault>,
+    pub(crate) requests: u64,
+}
+
+// === impl SigningKeys ===
+
+impl SigningKeys {
+    pub(crate) fn rotate(&mut self) {
+        let random = SystemRandom::new();
+        let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random).unwrap();
+        let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, pkcs8.as_ref(), &random).unwrap();
+        self.keys.push(key);
+    }
+
+    /// A token with these claims, signed by the newest key.
+    pub(crate) fn sign(&self, claims: &Value) -> String {
+        let key = self.keys.last().expect("a signing key");
+        let header = json!({"alg": "ES256", "kid": key_id(key)});
+        let [header, claims] = [&header, claims].map(|part| BASE64_URL_SAFE_NO_PAD.encode(part.to_string()));
+        let signed = format!("{header}.{claims}");
+        let signature = key.sign(&SystemRandom::new(), signed.as_bytes()).unwrap();
+        format!("{signed}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature))
+    }
+
+    /// The answer to a GET of the keys. `None` if the path is another one.
+    pub(crate) fn answer(&mut self, path: &str) -> Option<Answer> {
+        if path != "/openid/v1/jwks" {
+            return None;
+        }
+        self.requests += 1;
+        if self.keys.is_empty() {
+            return Some(Answer::unknown_path(path));
+        }
+        let keys: Vec<_> = self.keys.iter().map(published).collect();
+        Some(Answer::json(200, json!({"keys": keys}).to_string()))
+    }
+}
+
+/// A JSON Web Key (RFC 7517).
+fn published(key: &EcdsaKeyPair) -> Value {
+    let point = &key.public_key().as_ref()[1..];
+    let [x, y] = [&point[..32], &point[32..]].map(|number| BASE64_URL_SAFE_NO_PAD.encode(number));
+    json!({"use": "sig", "kty": "EC", "crv": "P-256", "alg": "ES256", "kid": key_id(key), "x": x, "y": y})
+}
+
+fn key_id(key: &EcdsaKeyPair) -> String {
+    BASE64_URL_SAFE_NO_PAD.encode(&key.public_key().as_ref()[1..17])
 }

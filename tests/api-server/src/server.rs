@@ -26,7 +26,7 @@ use crate::{
     kubeconfig,
     list::list,
     resource::{Collection, Resource, Route},
-    review::{ReviewedUser, Reviewer},
+    review::{ReviewedUser, Reviewer, SigningKeys},
     selector::Selector,
     status::Answer,
     store::{Compacted, StoredEvent, StoredObject},
@@ -55,6 +55,7 @@ struct Shared {
 struct ServerState {
     faults: BTreeMap<Resource, Faults>,
     reviewer: Reviewer,
+    signing_keys: SigningKeys,
     requests: BTreeMap<(Resource, RequestKind), u64>,
     reviews: u64,
     sent_bytes: u64,
@@ -168,6 +169,31 @@ impl ApiServer {
         self.state().reviewer.tokens.insert(token.to_owned(), user);
     }
 
+    /// Signs tokens with a new key from now on, and publishes it beside earlier ones. A server without keys signs none.
+    pub fn rotate_signing_key(&self) {
+        self.state().signing_keys.rotate();
+    }
+
+    /// A token with these claims. Reviews accept it only after [`Self::add_token`].
+    ///
+    /// # Panics
+    /// Before the first [`Self::rotate_signing_key`].
+    #[must_use]
+    pub fn sign(&self, claims: &Value) -> String {
+        self.state().signing_keys.sign(claims)
+    }
+
+    /// Changes what fails of requests for the keys.
+    pub fn set_signing_keys_fault(&self, fault: Option<Fault>) {
+        self.state().signing_keys.fault = fault;
+    }
+
+    /// The number of requests for the keys so far.
+    #[must_use]
+    pub fn signing_keys_requests(&self) -> u64 {
+        self.state().signing_keys.requests
+    }
+
     /// Changes what fails of reviews.
     pub fn set_review_fault(&self, fault: Option<Fault>) {
         self.state().reviewer.fault = fault;
@@ -272,9 +298,7 @@ impl ApiServer {
 /// Requests.
 impl ApiServer {
     async fn answer(self, request: ApiRequest) -> Response<Body> {
-        if request.method == "POST"
-            && let Some((answer, fault)) = self.review(&request)
-        {
+        if let Some((answer, fault)) = self.review(&request) {
             return match fail(fault).await {
                 Some(failure) => respond(failure),
                 None => respond(answer),
@@ -320,12 +344,21 @@ impl ApiServer {
         }
     }
 
-    /// The answer to a review, and its fault.
+    /// The answer to a review or to a request for the keys, and its fault.
     fn review(&self, request: &ApiRequest) -> Option<(Answer, Option<Fault>)> {
         let mut state = self.state();
-        let answer = state.reviewer.answer(&request.path, &request.body)?;
-        state.reviews += 1;
-        Some((answer, state.reviewer.fault))
+        match &*request.method {
+            "GET" => {
+                let answer = state.signing_keys.answer(&request.path)?;
+                Some((answer, state.signing_keys.fault))
+            }
+            "POST" => {
+                let answer = state.reviewer.answer(&request.path, &request.body)?;
+                state.reviews += 1;
+                Some((answer, state.reviewer.fault))
+            }
+            _ => None,
+        }
     }
 
     fn record(&self, request: &ApiRequest, resource: Resource, kind: RequestKind) {

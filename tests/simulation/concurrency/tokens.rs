@@ -35,7 +35,7 @@ struct Reviews {
 impl Reviews {
     /// Identifies a client as `Tokens::identify` does; the review has this result, or fails.
     async fn identify(&self, review: Option<Result<&'static str, ()>>) -> Option<Result<&'static str, ()>> {
-        let (entry, _) = self.cache.entry(TOKEN);
+        let entry = self.cache.entry(TOKEN);
         let result = entry.get_or_try_init(|| async {
             assert_eq!(self.running.fetch_add(1, SeqCst), 0, "two reviews of one token at the same time");
             future::yield_now().await;

@@ -1,12 +1,12 @@
 //! The flags of `fairlead frontend` for TLS and client identities.
 
-use std::{collections::BTreeSet, num::NonZeroU32, path::PathBuf, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use frontend::{
-    Rate, ReloadingTls, TlsAuth, TlsFiles,
-    identity::{Authenticator, AuthnOptions, ServiceAccount, TokenLimits, TokenOptions},
+    ReloadingTls, TlsAuth, TlsFiles,
+    identity::{Authenticator, AuthnOptions, ServiceAccount, TokenOptions},
 };
 use runtime::metrics::CertificateFile;
 
@@ -28,8 +28,9 @@ pub(crate) struct TlsArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_client_ca: Option<PathBuf>,
 
-    /// Accept tokens of this ServiceAccount from backends. A token identifies the node that its pod runs on; the API
-    /// server verifies it (TokenReview). May be given several times.
+    /// Accept tokens of this ServiceAccount from backends. A token identifies the node that its pod runs on. Its
+    /// signature is verified with the keys of the API server (/openid/v1/jwks), and the API server is asked whether it
+    /// is still valid (TokenReview). May be given several times.
     #[arg(long, value_name = "NAMESPACE/NAME")]
     pub(crate) backend_service_account: Vec<ServiceAccount>,
 
@@ -41,21 +42,6 @@ pub(crate) struct TlsArgs {
     /// Others are rejected before the API server is asked. Default: every issuer that the API server accepts.
     #[arg(long, value_name = "ISSUER")]
     pub(crate) token_issuer: Vec<String>,
-
-    /// Ask the API server to review at most this many tokens per second of one address (IPv6: of one /64), after a
-    /// burst of 32. Raise it where many nodes share an address: NAT, or a load balancer that hides addresses.
-    #[arg(long, default_value = "5", value_name = "NUMBER")]
-    pub(crate) max_token_reviews_per_source: NonZeroU32,
-
-    /// Ask the API server to review at most this many tokens per second of all addresses from which no node has
-    /// connected and that are in the status of no Node, after a burst of 32.
-    #[arg(long, default_value = "10", value_name = "NUMBER")]
-    pub(crate) max_token_reviews_unknown: NonZeroU32,
-
-    /// Ask the API server to review at most this many tokens per second that are not JSON Web Tokens, after a burst of
-    /// 8. Raise it if the API server accepts such tokens (webhook authentication).
-    #[arg(long, default_value = "2", value_name = "NUMBER")]
-    pub(crate) max_token_reviews_opaque: NonZeroU32,
 
     /// Allow this identity to read the status and the view of every node: the CN of a client certificate, or, with
     /// --backend-service-account, system:serviceaccount:NAMESPACE:NAME. May be given several times.
@@ -83,20 +69,6 @@ impl TlsArgs {
         Ok(())
     }
 
-    /// `--max-token-reviews-...`
-    fn token_limits(&self) -> TokenLimits {
-        let rate = |default: Rate, per_second: NonZeroU32| Rate {
-            burst: default.burst.max(per_second.get()),
-            every: Duration::from_secs(1) / per_second.get(),
-        };
-        let limits = TokenLimits::default();
-        TokenLimits {
-            source: rate(limits.source, self.max_token_reviews_per_source),
-            unknown: rate(limits.unknown, self.max_token_reviews_unknown),
-            opaque: rate(limits.opaque, self.max_token_reviews_opaque),
-        }
-    }
-
     /// The certificates that this process uses.
     pub(crate) fn certificate_files(&self) -> Vec<CertificateFile> {
         let file = |name, path: &Option<PathBuf>, is_bundle| {
@@ -121,7 +93,6 @@ impl TlsArgs {
             audience: self.token_audience.clone(),
             backend_accounts,
             issuers: self.token_issuer.iter().cloned().collect(),
-            limits: self.token_limits(),
         });
         let authenticator = Authenticator::new(AuthnOptions {
             admins: self.admin_identity.iter().cloned().collect(),
@@ -144,19 +115,6 @@ mod tests {
 
     fn frontend(args: &[&str]) -> Result<(), String> {
         parse(&[&["frontend", "--manifests", "m"], args].concat()).map(drop)
-    }
-
-    #[test]
-    fn default_token_limits_are_those_of_the_library() {
-        let limits = |args: &[&str]| match parse(&[&["frontend", "--manifests", "m"], args].concat()).unwrap().command {
-            Command::Frontend(frontend) => frontend.tls.token_limits(),
-            other => panic!("{other:?}"),
-        };
-        assert_eq!(limits(&[]), TokenLimits::default());
-        let raised = limits(&["--max-token-reviews-per-source", "100", "--max-token-reviews-opaque", "4"]);
-        assert_eq!(raised.source, Rate { burst: 100, every: Duration::from_millis(10) });
-        assert_eq!(raised.opaque, Rate { burst: 8, every: Duration::from_millis(250) });
-        frontend(&["--max-token-reviews-unknown", "0"]).unwrap_err();
     }
 
     #[test]

@@ -33,23 +33,22 @@ impl<I, E> Default for TokenCache<I, E> {
 }
 
 impl<I, E> TokenCache<I, E> {
-    /// The cache entry of a token, empty if there is no valid result; and whether the token was accepted before.
-    pub(super) fn entry(&self, hash: TokenHash) -> (Arc<CacheEntry<I, E>>, bool) {
+    /// The cache entry of a token, empty if there is no valid result.
+    pub(super) fn entry(&self, hash: TokenHash) -> Arc<CacheEntry<I, E>> {
         let now = Instant::now();
         let mut cache = self.lock();
-        let mut was_accepted = false;
-        if let Some(entry) = cache.get(&hash) {
-            match entry.get() {
-                Some(result) if result.expires_at <= now => was_accepted = result.identity.is_ok(),
-                _ => return (entry.clone(), false),
-            }
+        if let Some(entry) = cache.get(&hash)
+            && entry.get().is_none_or(|result| result.expires_at > now)
+        {
+            return entry.clone();
         }
+
         if cache.len() >= MAX_ENTRIES {
             evict(&mut cache, now);
         }
         let entry = Arc::new(CacheEntry::new());
         cache.insert(hash, entry.clone());
-        (entry, was_accepted)
+        entry
     }
 
     /// Removes an entry without a result that no other request waits for.

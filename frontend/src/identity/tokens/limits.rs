@@ -1,13 +1,12 @@
-//! Limits of TokenReviews: how often and how many at a time, for each source and for three shares, so that the reviews
-//! for nodes do not wait for those of unknown clients.
+//! Limits of TokenReviews: how often and how many at a time.
 //!
-//! | share | tokens | rate |
+//! | client | tokens | rate |
 //! |---|---|---|
-//! | node | those with acceptable claims from sources of nodes, and those that were accepted before | of each source |
-//! | unknown | those with acceptable claims from other sources | of each source, and in total |
-//! | opaque | those that are no JSON Web Tokens | of each source, and in total |
+//! | holder | those with a valid signature | of each node or administrator that they were issued to |
+//! | node | those whose signature could not be verified, from the address of a node | of each source |
+//! | unknown | those whose signature could not be verified, from other addresses | of each source, and in total |
 //!
-//! Each share has permits of its own for concurrent reviews.
+//! The reviews of unknown clients have permits of their own, so that others do not wait for them.
 
 use std::{net::IpAddr, sync::Mutex, time::Duration};
 
@@ -19,23 +18,15 @@ use tokio::{
 
 use crate::per_client::PerClient;
 
-/// Concurrent reviews of tokens from sources of nodes.
+/// Concurrent reviews of tokens from holders and nodes.
 pub(super) const NODE_REVIEWS: usize = 20;
-/// Concurrent reviews of tokens with acceptable claims from other sources.
+/// Concurrent reviews of tokens from unknown clients.
 pub(super) const UNKNOWN_REVIEWS: usize = 8;
-/// Concurrent reviews of tokens that are no JSON Web Tokens.
-pub(super) const OPAQUE_REVIEWS: usize = 4;
-
-/// How many tokens the API server is asked to review.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TokenLimits {
-    /// Reviews of tokens from one source (IPv6: /64).
-    pub source: Rate,
-    /// Reviews of tokens with acceptable claims from all sources that are not those of nodes.
-    pub unknown: Rate,
-    /// Reviews of tokens that are no JSON Web Tokens, from all sources.
-    pub opaque: Rate,
-}
+/// Reviews for one client, or for one source (IPv6: /64): a frontend that starts asks once for each node, and without
+/// the keys of the API server the nodes behind one address share these.
+pub(super) const CLIENT_RATE: Rate = Rate { burst: 32, every: Duration::from_millis(200) };
+/// Reviews for all unknown clients.
+pub(super) const UNKNOWN_RATE: Rate = Rate { burst: 32, every: Duration::from_millis(100) };
 
 /// The source of a request with a token.
 #[derive(Clone, Copy, Debug)]
@@ -46,74 +37,79 @@ pub(crate) struct TokenSource {
     pub(crate) is_node: bool,
 }
 
-/// The share of the reviews that one belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReviewShare {
-    Node,
-    Unknown,
-    Opaque,
+/// The client that a review is for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ReviewClient {
+    /// The node or ServiceAccount in a token that the API server has signed.
+    Holder(String),
+    Node(Option<ClientSource>),
+    Unknown(Option<ClientSource>),
 }
 
 /// Applies the limits.
 #[derive(Debug)]
 pub(super) struct ReviewLimiter {
-    limits: TokenLimits,
     buckets: Mutex<Buckets>,
-    /// For concurrent reviews, by [`ReviewShare`].
-    permits: [Semaphore; 3],
+    node_permits: Semaphore,
+    unknown_permits: Semaphore,
 }
 
 #[derive(Debug)]
 struct Buckets {
     unknown: TokenBucket,
-    opaque: TokenBucket,
-    sources: PerClient<Option<ClientSource>, TokenBucket>,
+    clients: PerClient<ReviewClient, TokenBucket>,
 }
 
-impl Default for TokenLimits {
+impl TokenSource {
+    /// The client with a token whose signature could not be verified.
+    pub(super) fn client(self) -> ReviewClient {
+        let source = self.address.map(ClientSource::from);
+        if self.is_node { ReviewClient::Node(source) } else { ReviewClient::Unknown(source) }
+    }
+}
+
+impl Default for ReviewLimiter {
     fn default() -> Self {
+        let buckets = Buckets { unknown: TokenBucket::full(Instant::now()), clients: PerClient::default() };
         Self {
-            // A frontend that starts asks once for each node; nodes behind one address share these.
-            source: Rate { burst: 32, every: Duration::from_millis(200) },
-            unknown: Rate { burst: 32, every: Duration::from_millis(100) },
-            opaque: Rate { burst: 8, every: Duration::from_millis(500) },
+            buckets: Mutex::new(buckets),
+            node_permits: Semaphore::new(NODE_REVIEWS),
+            unknown_permits: Semaphore::new(UNKNOWN_REVIEWS),
         }
     }
 }
 
 impl ReviewLimiter {
-    pub(super) fn new(limits: TokenLimits) -> Self {
-        let full = TokenBucket::full(Instant::now());
-        let buckets = Buckets { unknown: full, opaque: full, sources: PerClient::default() };
-        let permits = [NODE_REVIEWS, UNKNOWN_REVIEWS, OPAQUE_REVIEWS].map(Semaphore::new);
-        Self { limits, buckets: Mutex::new(buckets), permits }
-    }
-
     /// Counts a review. The error is the time until the next one may start.
-    pub(super) fn count(&self, share: ReviewShare, source: TokenSource) -> Result<(), Duration> {
+    pub(super) fn count(&self, client: &ReviewClient) -> Result<(), Duration> {
         let now = Instant::now();
         let mut buckets = lock(&self.buckets);
-        let Buckets { unknown, opaque, sources } = &mut *buckets;
-        let in_table = sources.bucket(source.address.map(ClientSource::from), now);
+        let Buckets { unknown, clients } = &mut *buckets;
+        let in_table = clients.bucket(client.clone(), now);
+
         // Changed in the table only when all buckets have a token.
-        let mut of_source = *in_table;
-        let counted = of_source.take(self.limits.source, now).and_then(|()| match share {
-            ReviewShare::Node => Ok(()),
-            ReviewShare::Unknown => unknown.take(self.limits.unknown, now),
-            ReviewShare::Opaque => opaque.take(self.limits.opaque, now),
+        let mut of_client = *in_table;
+        let counted = of_client.take(CLIENT_RATE, now).and_then(|()| match client {
+            ReviewClient::Holder(_) | ReviewClient::Node(_) => Ok(()),
+            ReviewClient::Unknown(_) => unknown.take(UNKNOWN_RATE, now),
         });
         counted.map_err(|available_at| available_at - now)?;
-        *in_table = of_source;
+
+        *in_table = of_client;
         Ok(())
     }
 
     /// Waits until a review may run.
-    pub(super) async fn start(&self, share: ReviewShare) -> Result<SemaphorePermit<'_>, AcquireError> {
-        self.permits[share as usize].acquire().await
+    pub(super) async fn start(&self, client: &ReviewClient) -> Result<SemaphorePermit<'_>, AcquireError> {
+        let permits = match client {
+            ReviewClient::Holder(_) | ReviewClient::Node(_) => &self.node_permits,
+            ReviewClient::Unknown(_) => &self.unknown_permits,
+        };
+        permits.acquire().await
     }
 
     #[cfg(test)]
-    pub(super) fn sources(&self) -> usize {
-        self.buckets.lock().unwrap().sources.len()
+    pub(super) fn clients(&self) -> usize {
+        self.buckets.lock().unwrap().clients.len()
     }
 }

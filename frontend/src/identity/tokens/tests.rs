@@ -12,7 +12,7 @@ use tokio::time::{advance, sleep};
 
 use super::{
     cache::MAX_ENTRIES,
-    limits::{NODE_REVIEWS, OPAQUE_REVIEWS, UNKNOWN_REVIEWS},
+    limits::{CLIENT_RATE, NODE_REVIEWS, UNKNOWN_RATE, UNKNOWN_REVIEWS},
     *,
 };
 
@@ -48,8 +48,7 @@ fn tokens(server: &ApiServer) -> Tokens {
 
 fn options() -> TokenOptions {
     let backend_accounts = ["kube-system/backend".parse().unwrap()].into();
-    let limits = TokenLimits::default();
-    TokenOptions { audience: "fairlead".to_owned(), backend_accounts, issuers: BTreeSet::new(), limits }
+    TokenOptions { audience: "fairlead".to_owned(), backend_accounts, issuers: BTreeSet::new() }
 }
 
 fn status(user: &str, nodes: &[&str]) -> TokenReviewStatus {
@@ -191,23 +190,11 @@ async fn claims_that_a_client_has_chosen_are_short_in_errors() {
     assert!(error.contains("\"fairlead\" is required, but its audiences are") && error.len() < 300, "{error}");
 }
 
-#[tokio::test(start_paused = true)]
-async fn accepted_token_that_expired_by_the_clock_of_the_frontend_is_reviewed_once_a_second() {
-    let server = api_server();
-    let tokens = tokens(&server);
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
-    let expired = jwt(&json!({"aud": ["fairlead"], "sub": BACKEND, "exp": now - 30}), "genuine");
-    accept(&server, &expired);
-    for _ in 0..100 {
-        assert_eq!(tokens.identify(&expired, NODE).await, node());
-        sleep(Duration::from_millis(10)).await;
-    }
-    assert!((1..=2).contains(&server.reviews()), "{}", server.reviews());
-}
-
 /// 180 clients that send random tokens for 25 seconds: the number of reviews is bounded, and the token of a node is
 /// reviewed at once.
-async fn random_tokens(token: fn(u64) -> String, most: u64, at_a_time: usize) {
+async fn random_tokens(token: fn(u64) -> String) {
+    let seconds = 25;
+    let most = u64::from(UNKNOWN_RATE.burst.min(CLIENT_RATE.burst)) + seconds * 5;
     let server = api_server();
     let tokens = Arc::new(tokens(&server));
     let mut clients = tokio::task::JoinSet::new();
@@ -221,48 +208,180 @@ async fn random_tokens(token: fn(u64) -> String, most: u64, at_a_time: usize) {
             }
         });
     }
-    let before_nodes = 5;
-    sleep(Duration::from_secs(before_nodes)).await;
-    for number in 0..20 {
+    let nodes = 20;
+    sleep(Duration::from_secs(seconds - nodes)).await;
+    for number in 0..nodes as u8 {
         let (began, reviews) = (Instant::now(), server.reviews());
         let token = backend_token(&server, u64::from(number));
         assert_eq!(tokens.identify(&token, source([198, 51, 100, number], true)).await, node());
         let others = server.reviews() - reviews - 1;
-        assert!(others <= 2 * at_a_time as u64, "{others} reviews were served before that of a node");
+        assert!(others <= 2 * UNKNOWN_REVIEWS as u64, "{others} reviews were served before that of a node");
         assert_eq!(began.elapsed(), Duration::from_secs(1), "the simulated time of one review");
     }
-    let reviews = server.reviews() - 20;
+    let reviews = server.reviews() - nodes;
     assert!(reviews <= most, "{reviews} reviews for random tokens");
-    assert!(tokens.cache.lock().len() < 1000 && tokens.limiter.sources() <= 64);
+    assert!(tokens.cache.lock().len() < 1000 && tokens.limiter.clients() <= 64);
 }
 
 #[tokio::test(start_paused = true)]
 async fn random_tokens_do_not_delay_those_of_nodes() {
-    let limits = TokenLimits::default();
-    // In 25 s.
-    let most = u64::from(limits.opaque.burst) + 25 * 2;
-    random_tokens(|number| format!("bad{number}"), most, OPAQUE_REVIEWS).await;
+    random_tokens(|number| format!("bad{number}")).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn forged_tokens_do_not_delay_those_of_nodes() {
-    let limits = TokenLimits::default();
-    let most = u64::from(limits.source.burst) + 25 * 5;
-    random_tokens(forged_token, most, UNKNOWN_REVIEWS).await;
+    random_tokens(forged_token).await;
+}
+
+/// A token of the backend of a node, which the API server has signed.
+fn signed_token(server: &ApiServer, node: &str, id: u64) -> String {
+    let claims = json!({"aud": ["fairlead"], "sub": BACKEND, "jti": id, "kubernetes.io": {"node": {"name": node}}});
+    let token = server.sign(&claims);
+    let user =
+        ReviewedUser { name: BACKEND.to_owned(), node: Some(node.to_owned()), audiences: vec!["fairlead".to_owned()] };
+    server.add_token(&token, user);
+    token
+}
+
+/// The token with the signature of another one.
+fn with_signature_of(token: &str, other: &str) -> String {
+    let (signed, _) = token.rsplit_once('.').unwrap();
+    let (_, signature) = other.rsplit_once('.').unwrap();
+    format!("{signed}.{signature}")
 }
 
 #[tokio::test(start_paused = true)]
-async fn token_that_was_accepted_is_reviewed_again_beyond_the_limits() {
+async fn forged_tokens_from_the_address_of_a_node_never_reach_a_review() {
     let server = api_server();
+    server.rotate_signing_key();
     let tokens = tokens(&server);
-    let here = source([192, 0, 2, 1], false);
-    let good = backend_token(&server, 0);
-    assert_eq!(tokens.identify(&good, here).await, node());
-    advance(ACCEPTED_TTL).await;
-    let forged: Vec<_> = (0..100).map(forged_token).collect();
-    let answers = join_all(forged.iter().map(|token| tokens.identify(token, here))).await;
-    assert!(answers.iter().any(|answer| matches!(answer, Err(AuthnError::TooManyReviews(_)))));
-    assert_eq!(tokens.identify(&good, here).await, node());
+    let here = source([192, 0, 2, 1], true);
+    let signed = signed_token(&server, "node-a", 0);
+    let of_another_key = {
+        let foreign = ApiServer::in_process();
+        foreign.rotate_signing_key();
+        signed_token(&foreign, "node-a", 0)
+    };
+    let forged = (1..1000).map(|id| match id % 4 {
+        0 => forged_token(id),
+        1 => with_signature_of(&server.sign(&json!({"aud": ["fairlead"], "sub": BACKEND, "jti": id})), &signed),
+        2 => with_signature_of(&of_another_key, &format!("x.{}", BASE64_URL_SAFE_NO_PAD.encode(id.to_string()))),
+        _ => format!("bad{id}"),
+    });
+    for token in forged {
+        let error = tokens.identify(&token, here).await.unwrap_err();
+        assert!(matches!(error, AuthnError::Token(_)), "{error}");
+    }
+    assert_eq!(server.reviews(), 0);
+
+    for id in 0..20 {
+        let token = signed_token(&server, "node-a", id);
+        assert_eq!(tokens.identify(&token, here).await, node());
+    }
+    assert_eq!((server.reviews(), tokens.keys_error(), tokens.cache.lock().len()), (20, None, 20));
+}
+
+#[tokio::test(start_paused = true)]
+async fn node_uses_up_its_own_reviews_only() {
+    let server = api_server();
+    server.set_review_fault(None);
+    server.rotate_signing_key();
+    let tokens = tokens(&server);
+    let shared = source([192, 0, 2, 1], true);
+    let mut rejected = 0;
+    for id in 0..100 {
+        let token = signed_token(&server, "greedy", id);
+        rejected += u64::from(tokens.identify(&token, shared).await.is_err());
+    }
+    assert_eq!(rejected, 100 - u64::from(CLIENT_RATE.burst));
+    for id in 0..100 {
+        let name = format!("node-{id}");
+        let token = signed_token(&server, &name, id);
+        assert_eq!(tokens.identify(&token, shared).await, Ok(Identity::Node(name.as_str().into())));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_of_a_new_key_are_accepted_after_one_fetch() {
+    let server = api_server();
+    server.rotate_signing_key();
+    let tokens = tokens(&server);
+    let before = signed_token(&server, "node-a", 0);
+    assert_eq!(tokens.identify(&before, NODE).await, node());
+    assert_eq!(server.signing_keys_requests(), 1);
+
+    server.rotate_signing_key();
+    server.set_signing_keys_fault(Some(Fault::Delay(Duration::from_secs(1))));
+    let after: Vec<_> = (0..15).map(|id| signed_token(&server, "node-a", id)).collect();
+    let answers = join_all(after.iter().map(|token| tokens.identify(token, NODE))).await;
+    assert!(answers.iter().all(|answer| *answer == node()), "{answers:?}");
+    assert_eq!(server.signing_keys_requests(), 2, "one fetch for all");
+    assert_eq!(tokens.identify(&signed_token(&server, "node-a", 99), NODE).await, node());
+    assert_eq!(server.signing_keys_requests(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unknown_key_ids_cause_few_fetches() {
+    let server = api_server();
+    server.rotate_signing_key();
+    let tokens = tokens(&server);
+    let foreign = ApiServer::in_process();
+    for id in 0..600 {
+        foreign.rotate_signing_key();
+        let error = tokens.identify(&signed_token(&foreign, "node-a", id), NODE).await.unwrap_err().to_string();
+        assert!(error.contains("the API server has no key"), "{error}");
+        sleep(Duration::from_millis(100)).await;
+    }
+    // In a minute.
+    assert!(server.signing_keys_requests() <= 4 + 6, "{}", server.signing_keys_requests());
+    assert_eq!(server.reviews(), 0);
+    server.rotate_signing_key();
+    advance(Duration::from_secs(10)).await;
+    assert_eq!(tokens.identify(&signed_token(&server, "node-a", 0), NODE).await, node());
+}
+
+#[tokio::test(start_paused = true)]
+async fn clients_that_disconnect_do_not_end_a_fetch() {
+    let server = api_server();
+    server.rotate_signing_key();
+    server.set_signing_keys_fault(Some(Fault::Delay(Duration::from_secs(1))));
+    let tokens = tokens(&server);
+    let token = signed_token(&server, "node-a", 0);
+    timeout(Duration::from_millis(10), tokens.identify(&token, NODE)).await.unwrap_err();
+    assert_eq!(tokens.identify(&token, NODE).await, node());
+    assert_eq!(server.signing_keys_requests(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_keys_tokens_are_reviewed_and_the_reason_is_reported() {
+    let server = api_server();
+    server.rotate_signing_key();
+    let tokens = tokens(&server);
+    for fault in [Fault::Refuse(403), Fault::Hang] {
+        server.set_signing_keys_fault(Some(fault));
+        advance(Duration::from_secs(60)).await;
+        assert_eq!(tokens.identify(&signed_token(&server, "node-a", 0), NODE).await, node());
+        advance(ACCEPTED_TTL).await;
+    }
+    assert_eq!(server.reviews(), 2);
+    let error = tokens.keys_error().unwrap();
+    assert!(error.contains("no answer within 5s"), "{error}");
+
+    server.set_signing_keys_fault(None);
+    advance(Duration::from_secs(60)).await;
+    assert_eq!(tokens.identify(&signed_token(&server, "node-a", 1), NODE).await, node());
+    assert_eq!(tokens.keys_error(), None);
+
+    // Known keys stay in use while new ones cannot be fetched.
+    server.set_signing_keys_fault(Some(Fault::Refuse(403)));
+    let (known, reviews) = (signed_token(&server, "node-a", 2), server.reviews());
+    server.rotate_signing_key();
+    assert_eq!(tokens.identify(&signed_token(&server, "node-a", 3), NODE).await, node());
+    let error = tokens.keys_error().unwrap();
+    assert!(error.contains("system:service-account-issuer-discovery"), "{error}");
+    let forged = with_signature_of(&known, &signed_token(&server, "node-a", 4));
+    tokens.identify(&forged, NODE).await.unwrap_err();
+    assert_eq!(server.reviews(), reviews + 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -272,7 +391,7 @@ async fn cache_size_is_limited() {
     assert_eq!(tokens.identify("good", NODE).await, node());
     advance(Duration::from_secs(1)).await;
     let keep = |number: usize| {
-        let entry = tokens.cache.entry(hash(&format!("kept {number}"))).0;
+        let entry = tokens.cache.entry(hash(&format!("kept {number}")));
         let result = CachedResult { identity: node(), expires_at: Instant::now() + ACCEPTED_TTL };
         entry.set(result).unwrap();
     };
@@ -295,13 +414,12 @@ fn token_is_not_cached_beyond_its_expiry() {
     assert_eq!(accepted_ttl(now, None), ACCEPTED_TTL);
     assert_eq!(accepted_ttl(now, Some(after(3600))), ACCEPTED_TTL);
     assert_eq!(accepted_ttl(now, Some(after(7))), Duration::from_secs(7));
-    assert_eq!(accepted_ttl(after(8), Some(after(7))), MIN_ACCEPTED_TTL);
-    let claims = BASE64_URL_SAFE_NO_PAD.encode(r#"{"aud":["fairlead"],"exp":1700000000}"#);
+    assert_eq!(accepted_ttl(after(8), Some(after(7))), Duration::ZERO);
+    let token = jwt(&json!({"aud": ["fairlead"], "exp": 1_700_000_000}), "signature");
     let expected = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-    let claims = Claims::parse(&format!("head.{claims}.sign")).unwrap();
-    assert_eq!(claims.expiry(), Some(expected));
+    assert_eq!(Jwt::parse(&token).unwrap().claims.expiry(), Some(expected));
     for opaque in ["opaque", "a.b.c", "..", "a.b.c.d"] {
-        assert!(Claims::parse(opaque).is_none(), "{opaque}");
+        assert!(Jwt::parse(opaque).is_none(), "{opaque}");
     }
 }
 

@@ -74,8 +74,7 @@ impl Server {
         running.ready.wait().await;
         let listener = Listener::bind_tls("127.0.0.1:0", auth).await.unwrap();
         let Listener::Tls(_, address, _) = listener else { panic!("{listener}") };
-        let (frontend, shutdown) = (running.frontend.clone(), running.shutdown.clone());
-        tokio::spawn(async move { frontend.watch_tls_files(tls, shutdown).await });
+        tokio::spawn(tls.watch_files(running.shutdown.clone()));
         running.serve(listener);
         let RunningFrontend { updates, trigger, .. } = running;
         Self { authority, address, directory, _updates: updates, _trigger: trigger }
