@@ -32,7 +32,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
-    Request, Streaming,
+    Request, Status, Streaming,
     codec::CompressionEncoding,
     metadata::{Ascii, MetadataValue},
     transport::{Channel, Endpoint},
@@ -44,7 +44,7 @@ use address::AddressSource;
 pub use address::{Discover, FrontendAddress};
 use address_list::AddressList;
 pub use credentials::Credentials;
-use error::{StreamError, advice, explained};
+use error::{OwnCertificate, StreamError, advice, explained, explained_call};
 use queries::within;
 use shared::SharedConnections;
 
@@ -88,6 +88,15 @@ pub struct Grpc {
 
 /// The value of an `authorization` header.
 type Token = MetadataValue<Ascii>;
+
+/// A connection to a frontend, and the credentials of its calls.
+#[derive(Clone, Debug)]
+struct Connection {
+    channel: Channel,
+    /// Sent with each request.
+    token: Option<Token>,
+    own_certificate: Option<OwnCertificate>,
+}
 
 impl Grpc {
     /// Parses the options. Does not connect.
@@ -206,8 +215,8 @@ impl Connect for Grpc {
     }
 }
 
-/// Connects to a frontend. Returns the token to send with each request, too.
-async fn connect(address: &FrontendAddress, credentials: &Credentials) -> Result<(Channel, Option<Token>)> {
+/// Connects to a frontend.
+async fn connect(address: &FrontendAddress, credentials: &Credentials) -> Result<Connection> {
     let mut endpoint = Endpoint::from_shared(address.uri.clone())?
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
@@ -215,9 +224,9 @@ async fn connect(address: &FrontendAddress, credentials: &Credentials) -> Result
         .keep_alive_while_idle(true)
         .tcp_nodelay(true);
     let mut token = None;
+    let mut own_certificate = None;
     if endpoint.uri().scheme_str() == Some("https") {
-        let tls = credentials.tls(address.server_name.as_deref()).await?;
-        endpoint = endpoint.tls_config(tls).context("cannot use the TLS credentials")?;
+        (endpoint, own_certificate) = credentials.configure(endpoint, address.server_name.as_deref()).await?;
         token = credentials.token().await?;
     }
     let channel = endpoint.connect().await.map_err(|error| {
@@ -226,15 +235,23 @@ async fn connect(address: &FrontendAddress, credentials: &Credentials) -> Result
         }
         anyhow!("{} (check that the frontend is running, and the socket in --frontend)", chain(&error))
     })?;
-    Ok((channel, token))
+    Ok(Connection { channel, token, own_certificate })
 }
 
-fn authorized<M>(message: M, token: Option<Token>) -> Request<M> {
-    let mut request = Request::new(message);
-    if let Some(token) = token {
-        request.metadata_mut().insert("authorization", token);
+impl Connection {
+    /// The request of a call.
+    fn request<M>(&self, message: M) -> Request<M> {
+        let mut request = Request::new(message);
+        if let Some(token) = &self.token {
+            request.metadata_mut().insert("authorization", token.clone());
+        }
+        request
     }
-    request
+
+    /// The error of a call.
+    fn error(&self, status: Status) -> anyhow::Error {
+        explained_call(status, self.own_certificate.as_ref())
+    }
 }
 
 /// Connects to a frontend and sends the hello. The receiver completes with the first message, whether the frontend does
@@ -244,17 +261,18 @@ async fn open(
     credentials: &Credentials,
     hello: Hello,
 ) -> Result<(Session, oneshot::Receiver<bool>)> {
-    let (channel, token) = connect(address, credentials).await?;
+    let connection = connect(address, credentials).await?;
     let (replies, outgoing) = mpsc::channel(QUEUE);
     replies.send(ClientMessage::Hello(hello)).await?;
     let outgoing = ReceiverStream::new(outgoing).map(|message| v1::ClientMessage::from(&message));
     // On one machine, compressing would take longer than copying.
     let compression = (!address.is_unix()).then_some(CompressionEncoding::Gzip);
-    let incoming = encoded::watch(channel, authorized(outgoing, token), MAX_MESSAGE_BYTES, compression).await;
+    let request = connection.request(outgoing);
+    let incoming = encoded::watch(connection.channel.clone(), request, MAX_MESSAGE_BYTES, compression).await;
     let incoming = incoming.map_err(|status| {
-        let error = StreamError::Status(status);
-        let explained = explained(&error);
-        if error.is_rejection() { Rejected(explained.to_string()).into() } else { explained }
+        let is_rejection = StreamError::Status(status.clone()).is_rejection();
+        let error = connection.error(status);
+        if is_rejection { Rejected(error.to_string()).into() } else { error }
     })?;
     let incoming = incoming.into_inner();
     let (messages, received) = mpsc::channel(QUEUE);

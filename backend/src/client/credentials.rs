@@ -6,14 +6,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
+use runtime::certificate::unusable_pair;
 use tokio::{sync::Semaphore, task::spawn_blocking};
 use tonic::{
     metadata::{Ascii, MetadataValue},
-    transport::{Certificate, ClientTlsConfig, Identity},
+    transport::{Certificate, ClientTlsConfig, Endpoint, Identity},
 };
 
-use super::CONNECT_TIMEOUT;
+use super::{CONNECT_TIMEOUT, error::OwnCertificate};
 
 /// How many files are read at the same time. Each takes a thread, for as long as a disk hangs.
 const MAX_READS: usize = 4;
@@ -34,20 +35,35 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// `name`: the server name of the address.
-    pub(super) async fn tls(&self, name: Option<&str>) -> Result<ClientTlsConfig> {
-        let mut config = ClientTlsConfig::new().timeout(CONNECT_TIMEOUT);
-        if let Some(path) = &self.authorities {
-            config = config.ca_certificate(Certificate::from_pem(read(path, "--tls-ca").await?));
-        }
-        if let Some((certificate, key)) = &self.identity {
-            let certificate = read(certificate, "--tls-cert").await?;
-            config = config.identity(Identity::from_pem(certificate, read(key, "--tls-key").await?));
-        }
+    /// Configures TLS for an endpoint. `name`: the server name of the address. Returns the own certificate, too.
+    pub(super) async fn configure(
+        &self,
+        endpoint: Endpoint,
+        name: Option<&str>,
+    ) -> Result<(Endpoint, Option<OwnCertificate>)> {
+        let path = self.authorities.as_ref();
+        let path = path.context(
+            "an https address needs --tls-ca: a file with the CA certificate (PEM) that has signed the certificate of \
+             the frontend",
+        )?;
+        let authorities = Certificate::from_pem(read(path, "--tls-ca").await?);
+        let mut config = ClientTlsConfig::new().timeout(CONNECT_TIMEOUT).ca_certificate(authorities);
         if let Some(name) = self.frontend_name.as_deref().or(name) {
             config = config.domain_name(name);
         }
-        Ok(config)
+        let Some((certificate, key)) = &self.identity else {
+            return Ok((endpoint.tls_config(config).context("cannot use the TLS credentials")?, None));
+        };
+
+        let pem = read(certificate, "--tls-cert").await?;
+        let own = OwnCertificate::new(certificate, &pem);
+        let config = config.identity(Identity::from_pem(pem, read(key, "--tls-key").await?));
+        let endpoint = endpoint.tls_config(config).map_err(|error| {
+            let [certificate, key] = [("--tls-cert", certificate), ("--tls-key", key)]
+                .map(|(flag, path)| format!("{flag} {}", path.display()));
+            anyhow!(unusable_pair(&error, &certificate, &key))
+        })?;
+        Ok((endpoint, Some(own)))
     }
 
     /// The value of the `authorization` header.

@@ -1,10 +1,16 @@
 //! Errors of connections and calls, with all their causes, and what an operator can do about them, in terms of flags.
 
-use std::{error::Error, fmt};
+use std::{
+    error::Error,
+    fmt,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
 
 use proto::{InvalidMessage, PROTOCOL_VERSION};
 use runtime::{
-    connect_advice::{ConnectSettings, causes, connect_advice},
+    certificate,
+    connect_advice::{ConnectSettings, REJECTED, causes, connect_advice},
     failure::chain,
 };
 use tonic::{Code, Status};
@@ -33,7 +39,7 @@ pub(super) fn advice(error: &(dyn Error + 'static)) -> Option<String> {
         StreamError::Invalid(_) => None,
     });
     let advice = match code {
-        Some(Code::Unauthenticated) => {
+        Some(Code::Unauthenticated) if causes(error).any(|cause| cause.to_string().contains("no credential")) => {
             "the frontend needs a client certificate (--tls-cert, --tls-key) or a token (--token-file)"
         }
         Some(Code::PermissionDenied) => {
@@ -51,6 +57,43 @@ pub(super) fn advice(error: &(dyn Error + 'static)) -> Option<String> {
         _ => return connect_advice(error, &SETTINGS),
     };
     Some(advice.to_owned())
+}
+
+/// The own certificate of a connection, for errors.
+#[derive(Clone, Debug)]
+pub(super) struct OwnCertificate {
+    path: PathBuf,
+    /// Why frontends reject it, if that is known.
+    flaw: Option<String>,
+}
+
+impl OwnCertificate {
+    pub(super) fn new(path: &Path, pem: &[u8]) -> Self {
+        Self { path: path.to_owned(), flaw: certificate::flaw(pem, SystemTime::now()) }
+    }
+}
+
+/// The error of a call. With TLS 1.3 a frontend verifies the certificate of a client when the client regards the
+/// connection as open. Its request may then fail before it has received the reason, which the certificate tells as well.
+pub(super) fn explained_call(status: Status, own: Option<&OwnCertificate>) -> anyhow::Error {
+    let error = StreamError::Status(status);
+    if error.sent_code().is_some() {
+        return explained(&error);
+    }
+    let advice = connect_advice(&error, &SETTINGS);
+    let is_rejection = advice.as_ref().is_none_or(|advice| advice.contains(REJECTED));
+    match own {
+        Some(OwnCertificate { path, flaw: Some(flaw) }) if is_rejection => {
+            anyhow::anyhow!("the frontend {REJECTED} (--tls-cert) {}: {flaw}", path.display())
+        }
+        Some(OwnCertificate { path, flaw: None }) if advice.is_none() => anyhow::anyhow!(
+            "{} (if that repeats, the frontend {REJECTED} (--tls-cert) {}: use one that a CA in its --tls-client-ca \
+             has signed)",
+            chain(&error),
+            path.display()
+        ),
+        _ => explained(&error),
+    }
 }
 
 /// The error with all its causes, and what to do about it if that is known.

@@ -14,7 +14,7 @@ use tonic::{Code, Request, Response, Status, transport::Channel};
 
 use crate::drained::{AskFrontends, FrontendAnswer};
 
-use super::{FrontendAddress, Grpc, StreamError, Token, authorized, connect, explained};
+use super::{Connection, FrontendAddress, Grpc, connect};
 
 /// The largest response: thousands of nodes, each with failures, and thousands of problems, or tens of thousands of
 /// endpoints of one Service.
@@ -46,9 +46,9 @@ impl Grpc {
         let patience = patience + Duration::from_millis(request.wait_millis.into());
         let responses = addresses.into_iter().map(async |address| {
             let response = async {
-                let (mut client, token) = self.client(&address).await?;
-                let response = client.status(authorized(request.clone(), token)).await;
-                Ok(response.map_err(|status| explained(&StreamError::Status(status)))?.into_inner())
+                let connection = connect(&address, &self.credentials).await?;
+                let response = client(&connection).status(connection.request(request.clone())).await;
+                Ok(response.map_err(|status| connection.error(status))?.into_inner())
             };
             (address.uri.clone(), within(patience, response).await)
         });
@@ -104,9 +104,10 @@ impl Grpc {
         for address in addresses {
             let mut is_connected = false;
             let answer = within(patience, async {
-                let (client, token) = self.client(&address).await?;
+                let connection = connect(&address, &self.credentials).await?;
                 is_connected = true;
-                Ok(ask(client, authorized(request.clone(), token)).await.map(Response::into_inner))
+                let answer = ask(client(&connection), connection.request(request.clone())).await;
+                Ok(answer.map(Response::into_inner).map_err(|status| (status.clone(), connection.error(status))))
             });
             match answer.await {
                 Ok(Ok(response)) => match missing(&response) {
@@ -115,12 +116,12 @@ impl Grpc {
                     missing => best = Some((missing, response)),
                 },
                 // Another frontend would answer the same.
-                Ok(Err(status))
+                Ok(Err((status, _)))
                     if matches!(status.code(), Code::NotFound | Code::InvalidArgument | Code::OutOfRange) =>
                 {
                     bail!("{}", status.message());
                 }
-                Ok(Err(status)) => last_error = Some(explained(&StreamError::Status(status))),
+                Ok(Err((_, error))) => last_error = Some(error),
                 Err(error) => last_error = Some(error.context(address.uri)),
             }
             if is_connected && after_failure == AfterFailure::Stop {
@@ -136,19 +137,16 @@ impl Grpc {
     /// Asks one frontend about a drain, on a connection that many such questions share.
     async fn drained(&self, address: &FrontendAddress, request: &DrainedRequest) -> Result<DrainedResponse> {
         let mut call = self.questions.call(address, &self.credentials).await?;
-        let (channel, token) = call.opened();
-        let mut client = FairleadClient::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES);
-        let answer = client.drained(authorized(request.clone(), token)).await;
-        let answer = answer.map_err(|status| explained(&StreamError::Status(status)))?;
+        let connection = call.connection();
+        let answer = client(connection).drained(connection.request(request.clone())).await;
+        let answer = answer.map_err(|status| connection.error(status))?;
         call.has_succeeded = true;
         Ok(answer.into_inner())
     }
+}
 
-    /// Connects to a frontend for one request. Returns its token, too.
-    async fn client(&self, address: &FrontendAddress) -> Result<(FairleadClient<Channel>, Option<Token>)> {
-        let (channel, token) = connect(address, &self.credentials).await?;
-        Ok((FairleadClient::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES), token))
-    }
+fn client(connection: &Connection) -> FairleadClient<Channel> {
+    FairleadClient::new(connection.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
 }
 
 pub(super) async fn within<A>(patience: Duration, answer: impl Future<Output = Result<A>>) -> Result<A> {

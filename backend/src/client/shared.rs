@@ -16,9 +16,8 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep},
 };
-use tonic::transport::Channel;
 
-use super::{Credentials, FrontendAddress, Token, connect};
+use super::{Connection, Credentials, FrontendAddress, connect};
 use crate::stream::ReconnectDelays;
 
 /// The calls that a frontend accepts on one connection.
@@ -59,8 +58,7 @@ struct Slot {
 #[derive(Debug)]
 struct SharedConnection {
     since: Instant,
-    /// With the token for requests.
-    opened: (Channel, Option<Token>),
+    connection: Connection,
     /// It gets no new calls.
     has_failed: AtomicBool,
 }
@@ -121,10 +119,10 @@ impl FrontendConnections {
             bail!("{error}");
         }
         match connect(address, credentials).await {
-            Ok(opened) => {
+            Ok(connection) => {
                 *failure = None;
                 let has_failed = AtomicBool::new(false);
-                let connection = Arc::new(SharedConnection { since: Instant::now(), opened, has_failed });
+                let connection = Arc::new(SharedConnection { since: Instant::now(), connection, has_failed });
                 *lock(&slot.current) = Arc::downgrade(&connection);
                 Ok(connection)
             }
@@ -166,8 +164,8 @@ impl Slot {
 // === impl SharedCall ===
 
 impl SharedCall {
-    pub(super) fn opened(&self) -> (Channel, Option<Token>) {
-        self.connection.opened.clone()
+    pub(super) fn connection(&self) -> &Connection {
+        &self.connection.connection
     }
 }
 

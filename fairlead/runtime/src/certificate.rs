@@ -1,11 +1,21 @@
 //! When certificates are valid, and what to do if the local clock or a certificate is wrong.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    error::Error,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use anyhow::{Context as _, Result, ensure};
-use x509_parser::pem::Pem;
+use x509_parser::{certificate::X509Certificate, pem::Pem, x509::X509Version};
 
-use crate::connect_advice::rfc3339;
+use crate::{
+    connect_advice::{causes, rfc3339},
+    failure::chain,
+};
+
+/// What to do about a certificate of X.509 version 1, which TLS does not accept.
+pub(crate) const OLD_VERSION: &str = "is of X.509 version 1, which TLS does not accept: issue one of version 3, which \
+                                     has extensions such as subjectAltName";
 
 /// When a certificate is valid, in seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,16 +36,51 @@ pub fn validities(pem: &[u8]) -> Result<Vec<Validity>> {
         let pem = pem.context("invalid PEM")?;
         if pem.label == "CERTIFICATE" {
             let certificate = pem.parse_x509().context("invalid certificate")?;
-            let validity = certificate.validity();
-            let (not_before, not_after) = (validity.not_before.timestamp(), validity.not_after.timestamp());
-            validities.push(Validity { not_before, not_after });
+            validities.push(Validity::of(&certificate));
         }
     }
     ensure!(!validities.is_empty(), "the file contains no PEM certificate");
     Ok(validities)
 }
 
+/// Why peers reject the first certificate of a PEM file at this local time, and what to do. `None` if that cannot be
+/// told from the certificate alone.
+#[must_use]
+pub fn flaw(pem: &[u8], now: SystemTime) -> Option<String> {
+    let pem = Pem::iter_from_buffer(pem).filter_map(Result::ok).find(|pem| pem.label == "CERTIFICATE")?;
+    let certificate = pem.parse_x509().ok()?;
+    if certificate.version() != X509Version::V3 {
+        return Some(format!("the certificate {OLD_VERSION}"));
+    }
+    Validity::of(&certificate).invalid_at(now)
+}
+
+/// Why TLS cannot use a certificate with a private key, and what to do. `certificate` and `key` name both.
+#[must_use]
+pub fn unusable_pair(error: &(dyn Error + 'static), certificate: &str, key: &str) -> String {
+    let cause = causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>());
+    match cause {
+        Some(rustls::Error::InconsistentKeys(_)) => {
+            format!("{key} is not the private key of {certificate}: use the two files that were issued together")
+        }
+        Some(rustls::Error::InvalidCertificate(error)) if is_old_version(error) => {
+            format!("{certificate} {OLD_VERSION}")
+        }
+        _ => format!("{certificate} and {key}: {}", chain(error)),
+    }
+}
+
+/// The verifier names the version only in the text of its error.
+pub(crate) fn is_old_version(error: &rustls::CertificateError) -> bool {
+    format!("{error:?}").contains("UnsupportedCertVersion")
+}
+
 impl Validity {
+    fn of(certificate: &X509Certificate<'_>) -> Self {
+        let validity = certificate.validity();
+        Self { not_before: validity.not_before.timestamp(), not_after: validity.not_after.timestamp() }
+    }
+
     /// Why the certificate is not valid at this local time, and what to do; `None` if it is valid.
     #[must_use]
     pub fn invalid_at(&self, now: SystemTime) -> Option<String> {
@@ -104,6 +149,15 @@ mod tests {
             "{late}"
         );
         assert!(at(10 * DAY - 90).unwrap().contains("1 minute earlier"));
+    }
+
+    /// As `openssl x509 -req` makes it without extensions.
+    const VERSION_1: &str = include_str!("version-1.crt");
+
+    #[test]
+    fn certificate_of_version_1_is_named() {
+        let flaw = flaw(VERSION_1.as_bytes(), SystemTime::now()).unwrap();
+        assert!(flaw.starts_with("the certificate is of X.509 version 1, which TLS does not accept: issue"), "{flaw}");
     }
 
     #[test]

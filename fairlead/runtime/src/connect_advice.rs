@@ -11,6 +11,8 @@ use std::{
 use jiff::{Timestamp, Unit};
 use rustls::{AlertDescription, CertificateError, pki_types::UnixTime};
 
+use crate::certificate::{OLD_VERSION, is_old_version};
+
 /// How the advice refers to the server and to the settings that may be wrong: by flags, or by fields of a kubeconfig.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectSettings<'a> {
@@ -25,6 +27,9 @@ pub struct ConnectSettings<'a> {
     /// The setting with the client's own certificate.
     pub client_certificate: &'a str,
 }
+
+/// What a server does with a client certificate that it does not accept, in all advice about that.
+pub const REJECTED: &str = "rejects the client certificate";
 
 /// What a server answers to a client certificate that it does not accept.
 const REJECTIONS: [AlertDescription; 7] = [
@@ -67,7 +72,7 @@ fn of_cause(cause: &(dyn Error + 'static), settings: &ConnectSettings<'_>) -> Op
     }
     if REJECTIONS.iter().any(is_alert) {
         return Some(format!(
-            "{server} rejects the client certificate ({client_certificate}): use one that is valid, and signed by a CA \
+            "{server} {REJECTED} ({client_certificate}): use one that is valid, and signed by a CA \
              that {server} trusts"
         ));
     }
@@ -111,6 +116,7 @@ fn of_certificate(error: &CertificateError, settings: &ConnectSettings<'_>) -> O
              issue a certificate that includes {0}",
             expected.to_str()
         ),
+        error if is_old_version(error) => format!("the certificate of {server} {OLD_VERSION}"),
         _ => return None,
     })
 }

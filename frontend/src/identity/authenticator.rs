@@ -117,7 +117,14 @@ impl Authenticator {
         let is_in_group = organizations.iter().any(|group| group == NODE_GROUP);
         match common_name.as_ref().and_then(|name| name.strip_prefix(NODE_USER)) {
             Some(node) if is_in_group && is_node_name(node) => Ok(Identity::Node(node.into())),
-            _ => Err(AuthnError::UnknownNames(format!("common name {common_name:?}, organizations {organizations:?}"))),
+            _ => {
+                let common_name = common_name.as_deref().unwrap_or_default();
+                let organizations = organizations.join(", ");
+                Err(AuthnError::UnknownNames(format!(
+                    "its subject has CN {common_name:?} and O {organizations:?}, but that of a node is \
+                     CN={NODE_USER}NAME, O={NODE_GROUP}, and any other CN must be an --admin-identity of the frontend"
+                )))
+            }
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use std::{path::Path, sync::Arc, time::SystemTime};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
+use runtime::certificate::unusable_pair;
 use rustls::{
     RootCertStore, ServerConfig,
     crypto::{CryptoProvider, ring},
@@ -56,7 +57,7 @@ impl Contents {
         let chain = certificates(&self.certificate).with_context(certificate)?;
         let private_key = PrivateKeyDer::from_pem_slice(&self.key).map_err(pem_error).with_context(key)?;
         let config = builder.with_single_cert(chain, private_key);
-        let mut config = config.with_context(|| format!("{} and {}", certificate(), key()))?;
+        let mut config = config.map_err(|error| anyhow!(unusable_pair(&error, &certificate(), &key())))?;
         config.alpn_protocols = vec![HTTP_2.to_vec()];
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
@@ -118,7 +119,7 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>> {
 
 fn pem_error(error: rustls::pki_types::pem::Error) -> anyhow::Error {
     match error {
-        rustls::pki_types::pem::Error::NoItemsFound => anyhow::anyhow!("the file contains no PEM private key"),
+        rustls::pki_types::pem::Error::NoItemsFound => anyhow!("the file contains no PEM private key"),
         other => anyhow::Error::new(other).context("invalid PEM"),
     }
 }

@@ -87,7 +87,8 @@ async fn clients_without_an_identity_are_rejected() {
     let token = client.with_token("backend@node-a");
     assert_rejected(token.status().await, Code::Unauthenticated, &["accepts no tokens"]);
     let unknown = server.client(Some(server.authority.named("node-a"))).await;
-    assert_rejected(unknown.watch("node-a", Role::Backend).await, Code::Unauthenticated, &["not recognized", "users"]);
+    let message = ["its subject has CN \"node-a\" and O \"users\"", "CN=system:node:NAME, O=system:nodes"];
+    assert_rejected(unknown.watch("node-a", Role::Backend).await, Code::Unauthenticated, &message);
 }
 
 #[tokio::test]

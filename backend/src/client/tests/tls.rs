@@ -186,8 +186,17 @@ async fn tls_errors_advise_what_to_do() {
     let SignedCertificate { certificate, key } = ours.sign_expired("node-1");
     fs::write(dir.path().join("tls.crt"), certificate).await.unwrap();
     fs::write(dir.path().join("tls.key"), key).await.unwrap();
-    let error = failure(address, credentials.clone()).await;
+    let error = failure(address.clone(), credentials.clone()).await;
     assert!(error.contains("rejects the client certificate (--tls-cert)"), "{error}");
+    assert!(error.contains("tls.crt: the certificate expired at 2002-01-01T00:00:00Z"), "{error}");
+
+    let another = ours.sign("node-1");
+    fs::write(dir.path().join("tls.key"), another.key).await.unwrap();
+    let error = failure(address.clone(), credentials.clone()).await;
+    assert!(error.contains("tls.key is not the private key of --tls-cert"), "{error}");
+    let error = failure(address, Credentials { authorities: None, ..credentials.clone() }).await;
+    assert!(error.contains("an https address needs --tls-ca: a file with the CA certificate"), "{error}");
+    write(dir.path(), &ours, &ours, "token").await;
 
     let (address, _tokens) = serve_as(&ours, ours.sign_expired("localhost")).await;
     let error = failure(address, credentials.clone()).await;
@@ -212,7 +221,8 @@ async fn tls_errors_advise_what_to_do() {
 fn rejected_calls_advise_what_to_do() {
     let advice = |status: Status| advice(&StreamError::Status(status)).unwrap_or_default();
     assert!(advice(Status::permission_denied("node a may not follow the view of node b")).contains("--node-name"));
-    assert!(advice(Status::unauthenticated("no identity")).contains("--token-file"));
+    assert!(advice(Status::unauthenticated("no credential: present one")).contains("--token-file"));
+    assert_eq!(advice(Status::unauthenticated("certificate identity not recognized: its subject has no CN")), "");
     assert_eq!(advice(Status::unavailable("going")), "");
 }
 

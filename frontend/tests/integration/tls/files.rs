@@ -94,5 +94,11 @@ async fn unusable_file_prevents_the_start() {
     write(&directory, &pair, &authority);
     std::fs::write(directory.path().join("tls.key"), authority.server("localhost").key).unwrap();
     let error = format!("{:#}", ReloadingTls::load(files(&directory)).await.unwrap_err());
-    assert!(error.contains("--tls-cert") && error.contains("--tls-key"), "{error}");
+    let expected = format!("tls.key is not the private key of --tls-cert {}/tls.crt", directory.path().display());
+    assert!(error.contains(&expected), "{error}");
+
+    let version_1 = include_str!("../../../../fairlead/runtime/src/version-1.crt");
+    std::fs::write(directory.path().join("tls.crt"), version_1).unwrap();
+    let error = format!("{:#}", ReloadingTls::load(files(&directory)).await.unwrap_err());
+    assert!(error.contains("tls.crt is of X.509 version 1, which TLS does not accept"), "{error}");
 }
