@@ -40,8 +40,8 @@ use crate::{
         ServiceObject, ServiceObjectPort, SliceObject, SourceUpdate,
     },
     view::{
-        KnownTopology, MAX_EXPLAINED, NotExplained, ServiceEndpoints, ServicePortExplanation, ServicePortView, explain,
-        view,
+        KnownTopology, MAX_EXPLAINED, NAMED_PORTS, NotExplained, ServiceEndpoints, ServicePortExplanation,
+        ServicePortView, explain, view,
     },
 };
 
@@ -233,6 +233,10 @@ impl Index {
     ) -> Result<Vec<ServicePortExplanation>, NotExplained> {
         let service = self.services.get(name).ok_or(NotExplained::NoService)?;
         let ports: Vec<_> = service.ports.iter().filter(|port| wanted(port)).collect();
+        if ports.is_empty() {
+            let valid = service.ports.iter().take(NAMED_PORTS);
+            return Err(NotExplained::NoPort(valid.map(|port| format!("{} ({:?})", port.port, port.name)).collect()));
+        }
         let slices = || self.slices.get(name).into_iter().flat_map(BTreeMap::values);
         let explained = ports.len() * slices().map(|slice| slice.endpoints.len()).sum::<usize>();
         if ports.len() > 1 && explained > MAX_EXPLAINED {

@@ -28,7 +28,9 @@ use crate::object::{ConnectionResets, ServiceObject};
 
 pub(crate) use self::{
     difference::{describe, vip_addresses, vips},
-    explain::{EndpointExplanation, EndpointReason, MAX_EXPLAINED, NotExplained, ServicePortExplanation, explain},
+    explain::{
+        EndpointExplanation, EndpointReason, MAX_EXPLAINED, NAMED_PORTS, NotExplained, ServicePortExplanation, explain,
+    },
     limit::{KnownTopology, ServiceEndpoints},
 };
 use self::{

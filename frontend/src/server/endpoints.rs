@@ -33,13 +33,17 @@ pub(super) fn response(
         NotExplained::NoService => Status::not_found(format!(
             "Service {name} is not served: check that it exists, has a cluster IP, and is not assigned to another proxy"
         )),
+        NotExplained::NoPort(valid) if valid.is_empty() => Status::not_found(format!(
+            "Service {name} has no valid port: correct spec.ports, `fairlead status --problems` says what is wrong"
+        )),
+        NotExplained::NoPort(valid) => Status::not_found(format!(
+            "Service {name} has no port with the name or number {port}, only {}",
+            valid.join(", ")
+        )),
         NotExplained::TooMany(count) => Status::out_of_range(format!(
             "Service {name} has {count} endpoints of all ports, more than {MAX_EXPLAINED}: select one port by its name"
         )),
     })?;
-    if explanations.is_empty() {
-        return Err(Status::not_found(format!("Service {name} has no port with the name or number {port}")));
-    }
     let problems = client.sees_cluster().then(|| index.problems_of(&name)).into_iter().flatten();
     let problems = problems.map(|(kind, name, problem)| problem.into_wire(kind, name)).collect();
     let zone = index.node(node).map(|node| node.zone.to_string());

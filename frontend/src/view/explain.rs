@@ -2,9 +2,9 @@
 
 use std::{net::SocketAddr, num::NonZeroU16, sync::Arc};
 
-use proto::model::{IpFamily, ServicePort};
+use proto::model::{IpFamily, Protocol, ServicePort};
 
-use crate::object::{ObjectName, ServiceObject, SliceEndpoint};
+use crate::object::{ObjectName, ServiceObject, SliceEndpoint, SliceObject};
 
 use super::{
     EndpointDecisions, ServiceEndpoints,
@@ -16,11 +16,16 @@ use super::{
 /// explanations of a port include endpoints that no limit counts, those of slices without the port.
 pub(crate) const MAX_EXPLAINED: usize = 100_000;
 
+/// How many ports of a Service or slice are named that lacks the wanted one.
+pub(crate) const NAMED_PORTS: usize = 3;
+
 /// Why nothing is explained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NotExplained {
     /// There is no such Service.
     NoService,
+    /// The Service has none of the wanted ports, but these valid ones; the first of them if there are many.
+    NoPort(Vec<String>),
     /// Several ports together have this many endpoints, more than [`MAX_EXPLAINED`].
     TooMany(usize),
 }
@@ -81,8 +86,8 @@ pub(crate) enum EndpointReason {
     NoClusterIp(IpFamily),
     /// Out: the entry with the same address and port in this slice is used.
     Duplicate(ObjectName),
-    /// Out: its slice has no port of this name and protocol.
-    NoSuchPort,
+    /// Out: its slice has no port of the name and protocol of the service port; and which ports it has instead.
+    NoSuchPort { wanted: Arc<str>, instead: Arc<str> },
 }
 
 /// Explains what a node in a zone gets of a service port. `port` and `of_service` are those of [`view`](super::view).
@@ -117,14 +122,17 @@ pub(crate) fn explain(
         .slices()
         .filter(|_| !of_service.is_subset())
         .filter(|slice| slice.ports.binary_search_by(|port| (&*port.name, port.protocol).cmp(&named)).is_err())
-        .flat_map(|slice| slice.endpoints.iter().map(move |endpoint| (slice, endpoint)));
+        .flat_map(|slice| {
+            let reason = no_such_port(named, slice);
+            slice.endpoints.iter().map(move |endpoint| (slice, endpoint, reason.clone()))
+        });
     let left = MAX_EXPLAINED.saturating_sub(endpoints.len());
-    endpoints.extend(without_port.by_ref().take(left).map(|(slice, endpoint)| EndpointExplanation {
+    endpoints.extend(without_port.by_ref().take(left).map(|(slice, endpoint, reason)| EndpointExplanation {
         slice: slice.name.clone(),
         endpoint: endpoint.clone(),
         port: None,
-        cluster: EndpointReason::NoSuchPort,
-        local: EndpointReason::NoSuchPort,
+        cluster: reason.clone(),
+        local: reason,
     }));
     let omitted = Some(without_port.count()).filter(|omitted| *omitted > 0);
     let omitted = omitted.map(|omitted| format!("not listed: {omitted} more endpoints of slices without this port"));
@@ -139,6 +147,23 @@ pub(crate) fn explain(
     });
     let notes = of_service.describe_subset().into_iter().chain(omitted).chain(notes.flatten()).collect();
     ServicePortExplanation { port, endpoints, notes }
+}
+
+/// Why endpoints of a slice without a port of this name and protocol are not used. Names the ports that the slice has,
+/// the first ones of many, because the explanation of each endpoint repeats them.
+fn no_such_port((name, protocol): (&str, Protocol), slice: &SliceObject) -> EndpointReason {
+    let describe = |name: &str, protocol| match name {
+        "" => format!("without a name ({protocol})"),
+        name => format!("{name:?} ({protocol})"),
+    };
+    let named = slice.ports.iter().take(NAMED_PORTS).map(|port| describe(&port.name, port.protocol));
+    let named = named.collect::<Vec<_>>().join(", ");
+    let instead = match slice.ports.len() {
+        0 => "nor any other".to_owned(),
+        count if count <= NAMED_PORTS => format!("only {named}"),
+        count => format!("only {named} and {} more", count - NAMED_PORTS),
+    };
+    EndpointReason::NoSuchPort { wanted: describe(name, protocol).into(), instead: instead.into() }
 }
 
 impl EndpointDecisions<'_> {
@@ -247,7 +272,9 @@ impl EndpointReason {
             Self::Duplicate(slice) => {
                 return ("duplicate", format!("duplicate of an endpoint in slice {}", slice.name));
             }
-            Self::NoSuchPort => ("no-such-port", "its slice has no such port"),
+            Self::NoSuchPort { wanted, instead } => {
+                return ("no-such-port", format!("its slice has no port {wanted}, {instead}"));
+            }
         };
         (code, text.to_owned())
     }

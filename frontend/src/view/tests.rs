@@ -320,6 +320,7 @@ fn each_endpoint_has_a_reason() {
     ];
     let explanation = explain(&service, port(), &ServiceEndpoints::all(&slices), "node-0", "zone-a");
     let duplicate = "duplicate of an endpoint in slice a";
+    let other_port = "its slice has no port \"http\" (TCP), only \"metrics\" (TCP)";
     let expected = [
         ["10.0.0.1", "ready, hint for zone zone-a", "ready"],
         ["10.0.0.1", duplicate, duplicate],
@@ -327,7 +328,7 @@ fn each_endpoint_has_a_reason() {
         ["10.0.0.4", "terminating, and other endpoints are ready", "terminating, and other endpoints are ready"],
         ["10.0.0.5", "terminating and not serving", "terminating and not serving"],
         ["10.0.0.6", "not ready", "on node node-1"],
-        ["10.0.0.7", "its slice has no such port", "its slice has no such port"],
+        ["10.0.0.7", other_port, other_port],
     ];
     assert_eq!(reasons(&explanation), expected);
     assert_eq!(explanation.notes, ["IPv4: zone hints apply: only endpoints with a hint for zone-a are used"]);

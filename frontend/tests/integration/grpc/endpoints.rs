@@ -50,6 +50,11 @@ fn updates() -> Vec<SourceUpdate> {
     let metrics =
         ServiceObjectPort { name: "metrics".into(), port: NonZeroU16::new(9090).unwrap(), ..web.ports[0].clone() };
     web.ports.push(metrics);
+    let mut invalid = service(2);
+    invalid.name = ObjectName::new("ns", "invalid");
+    let Some(ClusterObject::Service(without_ports)) = &mut invalid.object else { panic!() };
+    without_ports.name = invalid.name.clone();
+    without_ports.ports.clear();
     let mut first_slice = slice(0, 3);
     let Some(ClusterObject::EndpointSlice(endpoints)) = &mut first_slice.object else { panic!() };
     endpoints.endpoints[1].ready = false;
@@ -61,7 +66,7 @@ fn updates() -> Vec<SourceUpdate> {
     vec![
         SourceUpdate::Replace(ObjectKind::Node, vec![node]),
         SourceUpdate::Replace(ObjectKind::ServiceCidr, Vec::new()),
-        SourceUpdate::Replace(ObjectKind::Service, vec![first, service(1)]),
+        SourceUpdate::Replace(ObjectKind::Service, vec![first, service(1), invalid]),
         SourceUpdate::Replace(ObjectKind::EndpointSlice, vec![first_slice, second_slice]),
     ]
 }
@@ -91,12 +96,15 @@ async fn every_endpoint_has_a_reason() {
     assert!(reasons(web).iter().all(|(.., local)| matches!(&**local, "not-on-this-node" | "not-ready")));
     assert_eq!(ask(&server, "s0", ENDPOINT_NODE, "metrics").await.unwrap().ports.len(), 1);
 
-    for (name, node, port, code) in [
-        ("s2", ENDPOINT_NODE, "", Code::NotFound),
-        ("s0", ENDPOINT_NODE, "81", Code::NotFound),
-        ("s0", "", "", Code::InvalidArgument),
+    for (name, node, port, code, message) in [
+        ("s2", ENDPOINT_NODE, "", Code::NotFound, "Service ns/s2 is not served"),
+        ("s0", ENDPOINT_NODE, "81", Code::NotFound, "number 81, only 80 (\"\"), 9090 (\"metrics\")"),
+        ("invalid", ENDPOINT_NODE, "", Code::NotFound, "Service ns/invalid has no valid port: correct spec.ports"),
+        ("s0", "", "", Code::InvalidArgument, "node: is empty"),
     ] {
-        assert_eq!(ask(&server, name, node, port).await.unwrap_err().code(), code, "{name} {node} {port}");
+        let status = ask(&server, name, node, port).await.unwrap_err();
+        assert_eq!(status.code(), code, "{name} {node} {port}");
+        assert!(status.message().contains(message), "{status}");
     }
 }
 
