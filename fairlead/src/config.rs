@@ -7,12 +7,14 @@
 //! ```
 
 mod backend_name;
+mod cidr;
 mod document;
 mod duration;
 pub(crate) mod kube_proxy;
 pub(crate) mod settings;
 
 pub(crate) use backend_name::BackendName;
+pub(crate) use cidr::cidr;
 pub(crate) use document::{Document, Kind, yaml_error};
 pub(crate) use duration::duration;
 pub(crate) use kube_proxy::TargetRole;

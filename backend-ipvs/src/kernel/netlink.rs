@@ -238,7 +238,7 @@ impl Worker {
         if self.ipvs.is_none() {
             self.ipvs = ipvs::IpvsHandle::open()?;
         }
-        self.ipvs.as_mut().context("the kernel has no IPVS: the module ip_vs is missing")
+        self.ipvs.as_mut().context("the kernel has no IPVS: load its module with `modprobe ip_vs`")
     }
 }
 

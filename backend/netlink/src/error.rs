@@ -11,7 +11,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A call on the socket itself failed.
-    #[error("{call}: {errno}")]
+    #[error("{call}: {errno}{}", permission_advice(*.errno))]
     Socket {
         /// What the call was for.
         call: &'static str,
@@ -19,7 +19,7 @@ pub enum Error {
         errno: Errno,
     },
     /// The kernel rejected a request outside a transaction, such as a dump.
-    #[error("{request}: {errno}{}", hint(.message))]
+    #[error("{request}: {errno}{}{}", hint(.message), permission_advice(*.errno))]
     Request {
         /// The request as the command line tool would write it, e.g. `list map ip fairlead vips`.
         request: String,
@@ -154,6 +154,12 @@ impl fmt::Display for RejectedOperation {
     }
 }
 
+/// What to do about a call that the kernel permits only with the capability. Not for a transaction, because the kernel
+/// also rejects it with `EPERM` if the table belongs to another process.
+fn permission_advice(errno: Errno) -> &'static str {
+    if errno == Errno(libc::EPERM) { "; run as root (CAP_NET_ADMIN)" } else { "" }
+}
+
 fn hint(message: &Option<String>) -> String {
     message.as_ref().map(|text| format!(" ({text})")).unwrap_or_default()
 }
@@ -207,6 +213,14 @@ mod tests {
         let error = Error::Rejected { operations, is_complete: true };
         assert!(error.is_not_found());
         assert_eq!(error.to_string(), "delete chain ip t a: No such file or directory (ENOENT) (and 1 more)");
+    }
+
+    #[test]
+    fn call_that_is_not_permitted_says_to_run_as_root() {
+        let error = |errno| Error::Socket { call: "join a netlink group", errno: Errno(errno) }.to_string();
+        let expected = "join a netlink group: Operation not permitted (EPERM); run as root (CAP_NET_ADMIN)";
+        assert_eq!(error(libc::EPERM), expected);
+        assert!(!error(libc::ENOMEM).contains("root"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A small HTTP/1.1 server for metrics and health. Most responses are ready in memory; some are waited for.
 //! Timeouts, and connections that are bounded in total and for each client, keep slow clients from blocking others.
 
+mod bind_error;
 mod connections;
 mod listen;
 #[cfg(test)]
@@ -38,6 +39,7 @@ use crate::{
     warn_if_news,
 };
 
+pub use bind_error::describe_bind_error;
 pub use connections::HttpConnections;
 pub use listen::{OnBindError, bind, bind_both_families, bind_early, serve_at};
 

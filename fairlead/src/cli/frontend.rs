@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use runtime::ConnectionBounds;
 
 use super::{ConfigFileArgs, DEFAULT_ADDRESS, HttpAddress, policy::PolicyArgs};
-use crate::config::duration;
+use crate::config::{cidr, duration};
 pub(crate) use tls::TlsArgs;
 
 #[derive(Debug, Args)]
@@ -29,7 +29,7 @@ pub(crate) struct FrontendArgs {
     pub(crate) cluster: ClusterArgs,
     /// Treat these CIDRs, comma-separated, as those of pods: no external IP in them is served, and no load-balancer IP
     /// that is an endpoint. Needed where Nodes have no pod CIDRs. CIDRs shorter than /8 (IPv6: /32) protect nothing.
-    #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = cidr)]
+    #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = some_addresses)]
     pub(crate) cluster_cidr: Vec<IpNet>,
 
     /// Listen for backends at `unix:/PATH`, where everyone who can open the socket is trusted, or at HOST:PORT, which
@@ -91,7 +91,7 @@ pub(crate) struct SourceArgs {
 pub(crate) struct ClusterArgs {
     /// Treat these CIDRs, comma-separated, as service CIDRs, in addition to ServiceCIDR objects. Nodes drop packets to
     /// addresses in them that no Service has.
-    #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = cidr)]
+    #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = some_addresses)]
     pub(crate) service_cidr: Vec<IpNet>,
 
     /// Do not create Events for Services that are not served completely and for backends that start. Events need
@@ -110,12 +110,9 @@ pub(crate) struct ClusterArgs {
 }
 
 /// Parses one CIDR of `--service-cidr` or `--cluster-cidr`.
-fn cidr(text: &str) -> Result<IpNet, String> {
-    let cidr: IpNet = text.trim().parse().map_err(|_| format!("{text:?}: expected a CIDR such as 10.96.0.0/12"))?;
-    if cidr.prefix_len() == 0 {
-        return Err(format!("{cidr} contains all addresses"));
-    }
-    Ok(cidr.trunc())
+fn some_addresses(text: &str) -> Result<IpNet, String> {
+    let cidr = cidr(text)?;
+    if cidr.prefix_len() == 0 { Err(format!("{cidr} contains all addresses")) } else { Ok(cidr) }
 }
 
 impl SourceArgs {
@@ -214,7 +211,7 @@ mod tests {
         let cidrs = |cidrs: &str| frontend(&["--service-cidr", cidrs]).map(|frontend| frontend.cluster.service_cidr);
         let expected = ["10.96.0.0/16", "fd00:10:96::/112"].map(|cidr| cidr.parse().unwrap()).to_vec();
         assert_eq!(cidrs("10.96.0.1/16, fd00:10:96::/112"), Ok(expected));
-        assert!(cidrs("10.96.0.0").unwrap_err().contains("expected a CIDR"));
+        assert!(cidrs("10.96.0.0").unwrap_err().contains("the prefix length is missing"));
         assert!(cidrs("0.0.0.0/0").unwrap_err().contains("all addresses"));
         let pods = frontend(&["--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56"]).unwrap().cluster_cidr;
         assert_eq!(pods, ["10.244.0.0/16", "fd00:10:244::/56"].map(|cidr| cidr.parse().unwrap()));

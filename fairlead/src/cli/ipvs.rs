@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use iptables::VariantSelection;
 use proto::model::IpvsScheduler;
 
-use crate::config::{BackendName, duration};
+use crate::config::{BackendName, cidr, duration};
 
 #[derive(Debug, Default, PartialEq, Args)]
 pub(crate) struct IpvsArgs {
@@ -46,7 +46,13 @@ pub(crate) struct IpvsArgs {
 #[derive(Clone, Debug, Default, PartialEq, Args)]
 pub(crate) struct ExcludeArgs {
     /// For ipvs: ignore virtual servers and addresses in these CIDRs, comma-separated.
-    #[arg(long, env = "FAIRLEAD_IPVS_EXCLUDE_CIDRS", value_delimiter = ',', value_name = "CIDR")]
+    #[arg(
+        long,
+        env = "FAIRLEAD_IPVS_EXCLUDE_CIDRS",
+        value_delimiter = ',',
+        value_name = "CIDR",
+        value_parser = cidr
+    )]
     pub(crate) ipvs_exclude_cidrs: Vec<IpNet>,
 }
 

@@ -6,6 +6,8 @@ use clap::{Args, ValueEnum, value_parser};
 use ipnet::IpNet;
 use tracing::warn;
 
+use crate::config::cidr;
+
 #[derive(Debug, Args)]
 pub(crate) struct TrafficArgs {
     /// Identify traffic of pods in this way. Traffic to cluster IPs from other sources is masqueraded; under external
@@ -14,7 +16,7 @@ pub(crate) struct TrafficArgs {
     pub(crate) detect_local_mode: Option<DetectLocalMode>,
 
     /// For ClusterCIDR: treat sources in this CIDR as pods, or one of each IP family, comma-separated.
-    #[arg(long, env = "FAIRLEAD_CLUSTER_CIDR", value_delimiter = ',', value_name = "CIDR")]
+    #[arg(long, env = "FAIRLEAD_CLUSTER_CIDR", value_delimiter = ',', value_name = "CIDR", value_parser = cidr)]
     pub(crate) cluster_cidr: Vec<IpNet>,
 
     /// For BridgeInterface: treat traffic from this bridge as that of pods.
@@ -124,12 +126,8 @@ fn nodeport_addresses(value: &str) -> std::result::Result<NodePortAddresses, Str
     if value == "primary" {
         return Ok(NodePortAddresses::Primary);
     }
-    let cidr = |text: &str| {
-        let text = text.trim();
-        let expected = "expected `primary` alone, or CIDRs such as 192.168.0.0/16";
-        text.parse::<IpNet>().map(|cidr| cidr.trunc()).map_err(|_| format!("{text:?}: {expected}"))
-    };
-    value.split(',').map(cidr).collect::<Result<_, _>>().map(NodePortAddresses::Cidrs)
+    let cidrs = value.split(',').map(cidr).collect::<Result<_, _>>();
+    cidrs.map(NodePortAddresses::Cidrs).map_err(|error| format!("{error}, or `primary` alone"))
 }
 
 #[cfg(test)]
@@ -151,6 +149,14 @@ mod tests {
         let pair = ["10.244.0.0/16", "fd00:10:244::/56"];
         let expected = pair.map(|cidr| cidr.parse().unwrap());
         assert_eq!(traffic(&["--cluster-cidr", &pair.join(",")]).cluster_cidr, expected);
+    }
+
+    #[test]
+    fn every_cidr_flag_says_that_the_prefix_length_is_missing() {
+        for flag in ["--cluster-cidr", "--nodeport-addresses", "--service-cidr", "--ipvs-exclude-cidrs"] {
+            let error = parse(&["local", "--backend", "ipvs", flag, "10.244.0.0"]).unwrap_err();
+            assert!(error.contains("the prefix length is missing, as in 10.244.0.0/16"), "{flag}: {error}");
+        }
     }
 
     #[test]

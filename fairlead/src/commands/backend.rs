@@ -220,7 +220,7 @@ fn spawn_servers(
                 let answer = old_hooks.as_ref().and_then(|drains| drains.answer_at_health_port(request));
                 answer.unwrap_or_else(|| observer.health(request).into())
             };
-            Ok(serve_at(address, "health", on_bind_error, answer, shutdown).await?)
+            Ok(serve_at(address, "healthz", on_bind_error, answer, shutdown).await?)
         });
     }
     if let Some(DrainedServer { args, drains }) = drained
@@ -229,7 +229,7 @@ fn spawn_servers(
         let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, args.drained_port));
         tasks.spawn("drained", move |shutdown| async move {
             let answer = move |request: &_| drains.answer(request);
-            Ok(serve_at(address, "drained", on_bind_error, answer, shutdown).await?)
+            Ok(serve_at(address, "drained-port", on_bind_error, answer, shutdown).await?)
         });
     }
     if let Some(address) = args.metrics.0 {

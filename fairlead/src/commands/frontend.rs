@@ -1,12 +1,15 @@
 //! `fairlead frontend`: a source of objects, the engine, and its listeners.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use frontend::{
     Config, Frontend, Listener,
     source::{KubernetesApi, Source},
 };
 use proto::model::ClusterInfo;
-use runtime::{Ready, Shutdown, Tasks, http::bind_both_families};
+use runtime::{
+    Ready, Shutdown, Tasks,
+    http::{bind_both_families, describe_bind_error},
+};
 use tokio::{net::TcpListener, sync::mpsc};
 use tracing::warn;
 
@@ -67,8 +70,10 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
 /// Binds the address of a flag, unless it is `none`.
 fn bind(address: HttpAddress, flag: &str) -> Result<Option<TcpListener>> {
     let HttpAddress(Some(address)) = address else { return Ok(None) };
-    let bound = bind_both_families(address);
-    bound.map(Some).with_context(|| format!("cannot bind {flag} {address} (`{flag} none` disables it)"))
+    match bind_both_families(address) {
+        Ok(listener) => Ok(Some(listener)),
+        Err(error) => bail!("{} (`{flag} none` disables it)", describe_bind_error(flag, address, &error)),
+    }
 }
 
 /// Starts a source and the engine.

@@ -3,15 +3,15 @@
 use std::{
     fmt,
     fs::Permissions,
-    io::ErrorKind,
+    io::{self, ErrorKind},
     net::SocketAddr,
     os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
-use runtime::http::bind_both_families;
+use anyhow::{Context as _, Error, Result, anyhow, bail};
+use runtime::http::{bind_both_families, describe_bind_error};
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -21,6 +21,8 @@ use super::authn::TlsAuth;
 
 /// The idle time after which the kernel sends TCP keepalive probes. HTTP/2 sends its own.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
+/// The flag of the commands that has the address.
+const FLAG: &str = "--listen";
 /// The mode of a unix socket: its owner and group may connect, and are trusted.
 const SOCKET_MODE: u32 = 0o660;
 
@@ -49,10 +51,11 @@ impl Listener {
     /// When the address is invalid or cannot be bound.
     pub async fn bind(address: &str) -> Result<Self> {
         match address.strip_prefix("unix:") {
-            Some(path) => Self::bind_unix(Path::new(path)).await,
+            Some(path) => {
+                Self::bind_unix(Path::new(path)).await.map_err(|error| describe_socket_error(address, &error))
+            }
             None => bind_tcp(address).await.map(|(incoming, address)| Self::Tcp(incoming, address)),
         }
-        .with_context(|| format!("bind {address}"))
     }
 
     /// Binds `address:port` with TLS; an unspecified address in both IP families.
@@ -60,8 +63,7 @@ impl Listener {
     /// # Errors
     /// When the address is invalid or cannot be bound.
     pub async fn bind_tls(address: &str, auth: TlsAuth) -> Result<Self> {
-        let bound = bind_tcp(address).await.with_context(|| format!("bind {address}"));
-        bound.map(|(incoming, address)| Self::Tls(incoming, address, auth))
+        bind_tcp(address).await.map(|(incoming, address)| Self::Tls(incoming, address, auth))
     }
 
     /// How it identifies its clients. `None`: not at all, every client is trusted.
@@ -75,7 +77,7 @@ impl Listener {
     async fn bind_unix(path: &Path) -> Result<Self> {
         if let Some(directory) = path.parent() {
             let created = tokio::fs::create_dir_all(directory).await;
-            created.with_context(|| format!("create directory {}", directory.display()))?;
+            created.with_context(|| format!("cannot create the directory {}", directory.display()))?;
         }
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == ErrorKind::AddrInUse => {
@@ -100,12 +102,25 @@ impl fmt::Display for Listener {
     }
 }
 
-async fn bind_tcp(address: &str) -> Result<(TcpIncoming, SocketAddr)> {
-    let listener = match address.parse() {
-        Ok(address) => bind_both_families(address)?,
-        // A host name.
-        Err(_) => TcpListener::bind(address).await?,
+/// Why a unix socket cannot be bound, and what to do.
+fn describe_socket_error(address: &str, error: &Error) -> Error {
+    let kind = error.root_cause().downcast_ref::<io::Error>().map(io::Error::kind);
+    let advice = match kind {
+        Some(ErrorKind::PermissionDenied) => {
+            format!("run as root, or set a path in a directory that this user may write to with {FLAG} unix:/PATH")
+        }
+        _ => format!("set another address with {FLAG}"),
     };
+    anyhow!("{FLAG}: cannot listen at {address}: {error:#}; {advice}")
+}
+
+async fn bind_tcp(address: &str) -> Result<(TcpIncoming, SocketAddr)> {
+    let bound = match address.parse() {
+        Ok(address) => bind_both_families(address),
+        // A host name.
+        Err(_) => TcpListener::bind(address).await,
+    };
+    let listener = bound.map_err(|error| anyhow!(describe_bind_error(FLAG, address, &error)))?;
     // Again, because binding has set a smaller backlog.
     SockRef::from(&listener).listen(BACKLOG)?;
     let address = listener.local_addr()?;
@@ -127,7 +142,11 @@ async fn remove_stale(path: &Path) -> Result<()> {
     }
     match UnixStream::connect(path).await {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(tokio::fs::remove_file(path).await?),
-        Ok(_) => bail!("another process listens on it"),
+        Ok(stream) => {
+            let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
+            let pid = pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
+            bail!("another process{pid} listens there")
+        }
         Err(error) => Err(error).context("check whether another process listens on it"),
     }
 }

@@ -314,11 +314,13 @@ async fn socket_file_is_replaced_only_if_no_process_listens() {
     let address = format!("unix:{}", directory.path().join("run/frontend.sock").display());
     let listener = Listener::bind(&address).await.unwrap();
     let error = format!("{:#}", Listener::bind(&address).await.unwrap_err());
-    assert!(error.ends_with("another process listens on it"), "{error}");
+    let expected =
+        format!("another process (pid {}) listens there; set another address with --listen", std::process::id());
+    assert!(error.ends_with(&expected), "{error}");
     drop(listener);
     Listener::bind(&address).await.unwrap();
     let file = directory.path().join("file");
     std::fs::write(&file, "precious").unwrap();
     let error = format!("{:#}", Listener::bind(&format!("unix:{}", file.display())).await.unwrap_err());
-    assert!(error.ends_with("the file exists and is not a socket"), "{error}");
+    assert!(error.contains("the file exists and is not a socket; set another"), "{error}");
 }

@@ -38,7 +38,7 @@ impl Fixture {
         command.args(["--frontend", &socket(&directory)]).args(arguments);
         command.arg("--state-dir").arg(directory.path().join("state"));
         let backend = Process::spawn(&cluster.node('a').netns, command, &directory.path().join("backend.log"));
-        for server in ["health", "metrics"] {
+        for server in ["healthz", "metrics"] {
             let listens = |line: &str| line.contains("listening") && line.contains(&format!("server=\"{server}\""));
             backend.wait_for(&format!("{server} listening"), 0, TIMEOUT, listens);
         }
@@ -189,6 +189,7 @@ fn occupied_port_ends_the_backend_only_with_hard_fail() {
     let second = Process::spawn(fixture.netns(), command, &fixture.directory.path().join("second.log"));
     let ended = second.wait(TIMEOUT).expect("it ends");
     assert_eq!(ended.code(), Some(2));
-    second.wait_for_line("cannot listen at 127.0.0.1:10249", 0, TIMEOUT);
+    second.wait_for_line("--metrics: cannot listen at 127.0.0.1:10249", 0, TIMEOUT);
+    second.wait_for_line("fairlead (pid ", 0, TIMEOUT);
     assert_eq!(fixture.backend.exited(), None);
 }

@@ -13,7 +13,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{net::TcpListener, time::sleep};
 use tracing::{info, warn};
 
-use super::{Answer, Answers, HttpConnections, serve};
+use super::{Answer, Answers, HttpConnections, bind_error::describe_bind_error, serve};
 use crate::{Shutdown, failure::Repeated};
 
 /// The delay between attempts to bind. In an update, the old process has the address until it ends.
@@ -87,8 +87,8 @@ fn listen(socket: Socket, address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-/// Serves HTTP at `address` until the shutdown; at both IP families if it is unspecified. `name` names the server in
-/// log lines. Both families share the bounds of connections.
+/// Serves HTTP at `address` until the shutdown; at both IP families if it is unspecified. `name` is that of the flag
+/// with the address, without dashes, and names the server in log lines. Both families share the bounds of connections.
 ///
 /// # Errors
 /// The address cannot be bound, with [`OnBindError::Fail`]. A machine that lacks one IP family serves the other.
@@ -138,11 +138,12 @@ async fn one(
                 return Ok(());
             }
             Err(error) if on_error == OnBindError::Fail => {
-                return Err(io::Error::new(error.kind(), format!("{name}: cannot listen at {address}: {error}")));
+                return Err(io::Error::new(error.kind(), describe_bind_error(&format!("--{name}"), address, &error)));
             }
             Err(error) => {
                 if binding.failed(&error.to_string()).is_news {
-                    warn!(server = name, %address, %error, retry_in_ms = RETRY.as_millis(), "cannot listen, retrying");
+                    let error = describe_bind_error(&format!("--{name}"), address, &error);
+                    warn!(server = name, error, retry_in_ms = RETRY.as_millis(), "cannot listen, retrying");
                 }
                 sleep(RETRY).await;
             }
@@ -225,7 +226,9 @@ mod tests {
         let address = taken.local_addr().unwrap();
         let (_trigger, shutdown) = Shutdown::channel();
         let error = serve_at(address, "test", OnBindError::Fail, hello, shutdown.clone()).await.unwrap_err();
-        assert!(error.to_string().contains(&format!("cannot listen at {address}")), "{error}");
+        let this_process = format!("(pid {}) listens there", std::process::id());
+        let parts = [&format!("--test: cannot listen at {address}"), &this_process, "another address with --test"];
+        assert!(parts.iter().all(|part| error.to_string().contains(*part)), "{error}");
 
         tokio::time::pause();
         let server = tokio::spawn(serve_at(address, "test", OnBindError::Retry, hello, shutdown));

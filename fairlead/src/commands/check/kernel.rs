@@ -61,8 +61,8 @@ fn requirements(backend: BackendName) -> &'static str {
              xt_nat, xt_recent, xt_statistic, xt_addrtype; or use backend nftables"
         }
         BackendName::Ipvs => {
-            "load the modules ip_vs, ip_vs_rr, ip_set, ip_set_hash_ip, ip_set_hash_ipport, ip_set_hash_net, xt_set, \
-             dummy; or use backend nftables"
+            "run `modprobe -a ip_vs ip_vs_rr ip_set ip_set_hash_ip ip_set_hash_ipport ip_set_hash_net xt_set dummy`; or \
+             use backend nftables"
         }
     }
 }
