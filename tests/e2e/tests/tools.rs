@@ -68,6 +68,10 @@ fn tools(backend: Backend, name: &str) {
     let to_none = traced(&deployment, &["fd00:10:244:1::13", "[fd00:10:96::2]:80", "-o", "json"]);
     let to_none: Value = serde_json::from_str(&to_none).expect("JSON");
     assert!(to_none["paths"][0]["verdict"]["rejected"]["with"].is_string(), "{to_none}");
+    // An endpoint may reach itself, with another source: two outcomes.
+    let own = traced(&deployment, &["10.244.1.11", "10.96.0.1:80"]);
+    assert!(own.contains("50 %: sent to 10.244.1.11:8080; source masqueraded"), "{own}");
+    assert!(own.contains("50 %: sent to 10.244.2.11:8080; source unchanged"), "{own}");
     let elsewhere = traced(&deployment, &["172.16.0.11", "172.16.0.12:443"]);
     assert!(elsewhere.contains("no rule handles it as Service traffic"), "{elsewhere}");
 

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
-use iptables::{HiddenTable, Policy as ChainPolicy, Ruleset, SavedRules, Table, save_all};
-use netlink::nft::{NftHandle, Policy, TableFamily};
+use iptables::{HiddenTable, Policy as ChainPolicy, Ruleset, SavedRules, Table, save_all, target};
+use netlink::nft::{Expr, Hook, ListedRule, NftHandle, Policy, TableFamily, Verdict};
 use proto::model::IpFamily;
 
 use super::Finding;
@@ -77,7 +77,7 @@ async fn own_backends(backend: BackendName) -> Result<Vec<Finding>> {
     Ok(programmed().await?.into_iter().map(finding).collect())
 }
 
-/// Base chains in tables of other programs that drop what they do not accept.
+/// Base chains in tables of other programs that drop what they do not accept, or forwarded packets by a rule.
 fn other_tables() -> Result<Vec<Finding>> {
     let mut handle = NftHandle::open().context("cannot open a netlink socket for nf_tables")?;
     let mut findings = Vec::new();
@@ -89,9 +89,15 @@ fn other_tables() -> Result<Vec<Finding>> {
             if name == "kube-proxy" || is_known && family != TableFamily::Inet {
                 continue;
             }
+            let rules: Vec<_> = handle.rules(&table)?.into_iter().map(nft_rule).collect();
             for chain in handle.chains(&table)? {
-                if chain.base.is_some_and(|base| base.policy == Policy::Drop) {
-                    findings.push(drops(format!("table {family} {}: chain {}", table.name, chain.name)));
+                let Some(base) = chain.base else { continue };
+                let described = format!("table {family} {}: chain {}", table.name, chain.name);
+                if base.hook == Hook::Forward {
+                    findings.extend(drop_rules(&described, &chain.name, &rules));
+                }
+                if base.policy == Policy::Drop {
+                    findings.push(drops(described));
                 }
             }
         }
@@ -107,6 +113,73 @@ fn drops(chain: String) -> Finding {
     )
 }
 
+/// A rule, as far as it is known whether it drops packets.
+struct FilterRule {
+    chain: String,
+    /// As `nft` or `iptables-save` prints it.
+    text: String,
+    action: RuleAction,
+}
+
+enum RuleAction {
+    /// It drops or rejects the packets that it matches.
+    Drop,
+    /// It continues in another chain.
+    Chain(String),
+    Other,
+}
+
+fn nft_rule(ListedRule { chain, rule, .. }: ListedRule) -> FilterRule {
+    let action = rule.exprs.iter().find_map(|expr| match expr {
+        Expr::Verdict(Verdict::Drop) | Expr::Reject(_) => Some(RuleAction::Drop),
+        Expr::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain)) => Some(RuleAction::Chain(chain.to_string())),
+        _ => None,
+    });
+    FilterRule { chain, text: rule.to_string(), action: action.unwrap_or(RuleAction::Other) }
+}
+
+fn iptables_rule(chain: &str, rule: &str) -> FilterRule {
+    let action = match target(rule) {
+        Some("DROP" | "REJECT") => RuleAction::Drop,
+        Some(chain) => RuleAction::Chain(chain.to_owned()),
+        None => RuleAction::Other,
+    };
+    FilterRule { chain: chain.to_owned(), text: format!("-A {chain} {rule}"), action }
+}
+
+/// The rules that forwarded packets may reach from a base chain and that drop them. Without those for invalid packets,
+/// which are no traffic of Services, and those of chains that other checks and network policies are responsible for.
+fn drop_rules(described: &str, base: &str, rules: &[FilterRule]) -> Option<Finding> {
+    const OTHERS: [&str; 3] = ["FAIRLEAD-", "KUBE-", "cali-"];
+    let mut chains = vec![base];
+    let mut next = 0;
+    let mut dropping = Vec::new();
+    while let Some(chain) = chains.get(next).copied() {
+        for rule in rules.iter().filter(|rule| rule.chain == chain) {
+            match &rule.action {
+                RuleAction::Drop if !rule.text.to_lowercase().contains("invalid") => dropping.push(&rule.text),
+                RuleAction::Chain(to)
+                    if !chains.contains(&to.as_str()) && !OTHERS.iter().any(|of| to.starts_with(of)) =>
+                {
+                    chains.push(to);
+                }
+                _ => {}
+            }
+        }
+        next += 1;
+    }
+
+    let what = match dropping[..] {
+        [] => return None,
+        [only] => format!("{described} has a rule that drops forwarded packets: {only}"),
+        [first, ..] => format!("{described} has {} rules that drop forwarded packets, first {first}", dropping.len()),
+    };
+    Some(Finding::ok("firewall", what).warn(
+        "it drops packets to and from pods that it matches, before or after Fairlead's rules",
+        "if these are packets of Services, accept them before that rule; `fairlead trace` shows whether a packet meets it",
+    ))
+}
+
 /// Rules and policies of both variants of iptables.
 fn iptables_rules(backend: BackendName, saved: &[SavedRules]) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
@@ -116,6 +189,13 @@ fn iptables_rules(backend: BackendName, saved: &[SavedRules]) -> Result<Vec<Find
         let is_used = rules.chains().any(|(_, _, chain)| !chain.rules.is_empty());
         if is_used && forward.is_some_and(|chain| chain.policy == Some(ChainPolicy::Drop)) {
             findings.push(drops(format!("{program}: chain FORWARD")));
+        }
+        for table in [Table::Mangle, Table::Filter] {
+            let chains = rules.chains_of(table);
+            let listed: Vec<_> = chains
+                .flat_map(|(name, chain)| chain.rules.iter().map(move |rule| iptables_rule(name, rule)))
+                .collect();
+            findings.extend(drop_rules(&format!("{program}: chain FORWARD of {table}"), "FORWARD", &listed));
         }
         if backend == BackendName::Ipvs && rules.chains().any(|(_, name, _)| name.starts_with("cali-")) {
             findings.push(Finding::ok("calico", format!("{program}: chains of Calico's Felix")).warn(
@@ -152,6 +232,50 @@ mod tests {
         assert_eq!(levels(&[saved(Variant::Nft, &drops)]), [(Level::Warn, "firewall")]);
         let unused = empty.replace("FORWARD ACCEPT [", "FORWARD DROP [");
         assert_eq!(levels(&[saved(Variant::Nft, &unused)]), []);
+    }
+
+    #[test]
+    fn drop_rules_of_forwarded_packets_warn() {
+        let found = |rules: &str| {
+            let text = format!("*filter\n:FORWARD ACCEPT [0:0]\n:USER - [0:0]\n:KUBE-FORWARD - [0:0]\n{rules}COMMIT\n");
+            let found = iptables_rules(BackendName::Iptables, &[saved(Variant::Nft, &text)]).unwrap();
+            found.into_iter().map(|finding| finding.what).collect::<Vec<_>>()
+        };
+        let drop = "-A FORWARD -s 10.244.0.0/16 -j DROP\n";
+        let chain = "iptables-nft: chain FORWARD of filter";
+        let expected = format!("{chain} has a rule that drops forwarded packets: {}", drop.trim());
+        assert_eq!(found(drop), [expected]);
+        let several = found("-A FORWARD -j USER\n-A USER -i eth1 -j REJECT --reject-with tcp-reset\n-A USER -j DROP\n");
+        let expected = "2 rules that drop forwarded packets, first -A USER -i eth1 -j REJECT --reject-with tcp-reset";
+        assert_eq!(several, [format!("{chain} has {expected}")]);
+        for harmless in [
+            "-A FORWARD -m conntrack --ctstate INVALID -j DROP\n",
+            "-A FORWARD -j KUBE-FORWARD\n-A KUBE-FORWARD -j DROP\n",
+            "-A USER -j DROP\n",
+            "-A FORWARD -j USER\n-A USER -j FORWARD\n",
+        ] {
+            assert_eq!(found(harmless), Vec::<String>::new(), "{harmless}");
+        }
+    }
+
+    /// The rules of nf_tables in a network namespace of its own.
+    #[test]
+    fn drop_rules_of_nf_tables_are_found() {
+        let found = std::thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            let rules = "add table inet fw; add chain inet fw f { type filter hook forward priority 0; }; \
+                         add chain inet fw more; add rule inet fw f ip saddr 10.244.0.0/16 jump more; \
+                         add rule inet fw more tcp dport 80 drop; \
+                         add chain inet fw in { type filter hook input priority 0; }; add rule inet fw in drop";
+            let status = std::process::Command::new("nft").arg(rules).status().unwrap();
+            assert!(status.success());
+            other_tables().unwrap()
+        });
+        let found = found.join().unwrap();
+        let [finding] = &found[..] else { panic!("{found:?}") };
+        let expected =
+            "table inet fw: chain f has a rule that drops forwarded packets: meta l4proto tcp th dport 80 drop";
+        assert_eq!((finding.level, &*finding.what), (Level::Warn, expected));
     }
 
     #[test]
