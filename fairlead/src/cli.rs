@@ -20,7 +20,7 @@ mod trace;
 mod traffic;
 mod view;
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf};
 
 use anyhow::{Context as _, Result};
 use clap::{
@@ -31,7 +31,7 @@ use clap_complete::Shell;
 use runtime::LogFormat;
 
 pub(crate) use self::{
-    check::{BundleArgs, CheckArgs, InspectedNodeArgs},
+    check::{BundleArgs, CheckArgs, InspectedNodeArgs, RunningBackendArgs},
     cleanup::{CleanupArgs, OtherProxy},
     config::ConfigCommand,
     conntrack::{ConntrackArgs, invalid_packets_by_sysctl},
@@ -41,9 +41,9 @@ pub(crate) use self::{
     frontend::{ClusterArgs, FrontendArgs, SourceArgs},
     iptables::{IptablesArgs, VariantArgs},
     ipvs::{ExcludeArgs, IpvsArgs},
-    node::{FrontendAddressArgs, NodeArgs},
-    observe::{DrainedPortArgs, HttpAddress, ObserveArgs},
-    parse::{Parsed, check_document, command, parse},
+    node::{FrontendAddressArgs, NodeArgs, node_name},
+    observe::{DEFAULT_METRICS, DrainedPortArgs, HttpAddress, ObserveArgs},
+    parse::{Parsed, check_document, command, parse, with_settings_of},
     protocol_test::ProtocolTestArgs,
     status::{SHOWN_NODES, StatusArgs},
     trace::TraceArgs,
@@ -51,10 +51,13 @@ pub(crate) use self::{
     view::{ChangesArgs, EndpointsArgs, PlanArgs, ServicesArgs, TestArgs, ViewArgs},
 };
 
-use crate::config::BackendName;
+use crate::{config::BackendName, print::OutputArgs};
 
 /// The default address of a frontend, for frontends and their clients.
-const DEFAULT_ADDRESS: &str = "unix:/run/fairlead/frontend.sock";
+pub(crate) const DEFAULT_ADDRESS: &str = "unix:/run/fairlead/frontend.sock";
+
+/// The last heading of every help page.
+const GLOBAL_FLAGS: &str = "Global flags";
 
 /// A Service proxy for Kubernetes: one frontend decides, one backend per node programs the kernel.
 #[derive(Debug, Parser)]
@@ -73,7 +76,7 @@ Examples:
   fairlead endpoints default/web --node node-a             explain which endpoints a node uses
   fairlead plan -f service.yaml                            print what a manifest would change
   fairlead log --service default/web                       list what changed, and who wrote it
-  fairlead diff --cluster-cidr 10.244.0.0/16               compare the kernel with the desired state
+  fairlead diff                                            compare the kernel with the desired state
   fairlead watch --node node-a                             follow the stream of a node
   fairlead trace 10.244.1.9 10.96.0.10:80                  trace a packet through this node's rules
   fairlead check --pre                                     check whether this node can run Fairlead
@@ -86,12 +89,19 @@ Exit codes:
 )]
 pub(crate) struct Cli {
     /// Format of log lines: text or json.
-    #[arg(long, global = true, env = "FAIRLEAD_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
+    #[arg(
+        long,
+        global = true,
+        env = "FAIRLEAD_LOG_FORMAT",
+        default_value = "text",
+        value_name = "FORMAT",
+        help_heading = GLOBAL_FLAGS
+    )]
     pub(crate) log_format: LogFormat,
 
     /// Log filter: a level, or directives such as `info,fairlead_backend=debug`. Default: info, or warn for commands
     /// that print a result.
-    #[arg(long = "log", global = true, env = "FAIRLEAD_LOG", value_name = "FILTER")]
+    #[arg(long = "log", global = true, env = "FAIRLEAD_LOG", value_name = "FILTER", help_heading = GLOBAL_FLAGS)]
     pub(crate) log_filter: Option<String>,
 
     #[command(subcommand)]
@@ -139,6 +149,8 @@ pub(crate) enum Command {
     /// Validate configuration files, and convert kube-proxy's.
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Print the version.
+    Version(OutputArgs),
     /// Print a shell completion script.
     #[command(after_help = "\
 Examples:
@@ -295,6 +307,27 @@ impl Command {
         }
     }
 
+    /// Where the backend of this node answers, whose settings apply to this command.
+    pub(crate) fn running_backend(&self) -> Option<SocketAddr> {
+        let running = match self {
+            Self::Diff(args) => args.running,
+            Self::Test(args) => args.running,
+            Self::Check(args) => args.inspected.running,
+            Self::Bundle(args) => args.inspected.running,
+            _ => return None,
+        };
+        running.backend_address.0
+    }
+
+    /// Whether it asks a frontend for all that it shows.
+    pub(crate) fn asks_a_frontend(&mut self) -> bool {
+        match self {
+            Self::Test(_) => true,
+            Self::Diff(args) => args.state.is_none(),
+            _ => self.frontend_of_cluster().is_some(),
+        }
+    }
+
     /// The address of the frontend, of a command that shows what frontends know and nothing of this machine.
     pub(crate) fn frontend_of_cluster(&mut self) -> Option<&mut FrontendAddressArgs> {
         match self {
@@ -380,6 +413,39 @@ mod tests {
     #[test]
     fn command_line_is_well_formed() {
         super::command().debug_assert();
+    }
+
+    #[test]
+    fn own_flags_of_a_command_come_first_and_global_ones_last() {
+        fn check(command: &mut clap::Command) {
+            let headings = command.get_arguments().filter_map(clap::Arg::get_help_heading).map(str::to_owned);
+            let headings: Vec<_> = headings.collect();
+            let help = command.render_long_help().to_string();
+            let place = |heading: &str| help.find(&format!("\n{heading}:\n"));
+            for heading in headings.iter().filter(|heading| *heading != super::GLOBAL_FLAGS) {
+                assert!(place(heading) < place(super::GLOBAL_FLAGS), "{}: {heading}", command.get_name());
+            }
+            assert!(place("Options") < place(super::GLOBAL_FLAGS), "{}", command.get_name());
+            command.get_subcommands_mut().filter(|inner| inner.get_name() != "help").for_each(check);
+        }
+        let mut command = super::command();
+        command.build();
+        command.get_subcommands_mut().filter(|inner| inner.get_name() != "help").for_each(check);
+        let status = command.find_subcommand_mut("status").unwrap().render_long_help().to_string();
+        let places = ["--wait", "--frontend <", "--log-format"].map(|flag| status.find(flag).unwrap());
+        assert!(places.is_sorted(), "{status}");
+    }
+
+    #[test]
+    fn backend_without_a_mode_is_explained() {
+        for line in ["backend --cluster-cidr 10.244.0.0/16", "backend --log debug --shadow", "--log info backend --x"] {
+            let error = parse(&line.split(' ').collect::<Vec<_>>()).unwrap_err();
+            let expected = "the mode of the backend is missing: write nftables, iptables, ipvs or configured before";
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+        let error = parse(&["backend", "nftables", "--unknown"]).unwrap_err();
+        assert!(error.contains("unexpected argument '--unknown'"), "{error}");
+        assert!(parse(&["backend", "--help"]).unwrap_err().contains("Usage: fairlead backend"));
     }
 
     /// clap wraps longer lines a second time.

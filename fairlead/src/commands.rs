@@ -22,17 +22,21 @@ mod trace;
 mod view;
 mod watch;
 
-use std::{pin::pin, time::Duration};
+use std::{path::Path, pin::pin, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use clap_complete::{Shell, generate};
+use futures::FutureExt as _;
 use runtime::{Shutdown, log};
+use serde_json::json;
 use tracing::{info, warn};
 
 use crate::{
     cli::{self, Cli, Command, Parsed},
     exit_code::ExitCode,
-    kubectl, print,
+    kubectl,
+    print::{self, OutputArgs},
+    running_backend::RunningBackend,
 };
 
 /// How long tasks may take to end after a signal. Longer than a frontend waits for clients to reconnect to another
@@ -43,7 +47,7 @@ const COULD_NOT_RUN: i32 = ExitCode::CouldNotRun as i32;
 
 /// Runs a command.
 pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
-    let Parsed { cli, effective, file } = parsed;
+    let Parsed { cli, arguments, effective, file } = parsed;
     let Cli { log_format, log_filter, mut command } = cli;
     let is_server = matches!(command, Command::Frontend(_) | Command::Backend(_) | Command::Local(_));
     let log_filter = log_filter.unwrap_or_else(|| if is_server { "info" } else { "warn" }.to_owned());
@@ -76,19 +80,31 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
                 print::error(format_args!("cannot reach the frontend in {pod}: {error:#}"));
             }
         }
+        let running = match command.running_backend() {
+            Some(address) => interruptible(RunningBackend::find(address).map(Ok), shutdown.clone()).await?,
+            None => None,
+        };
+        if command.asks_a_frontend() && !uses_kubectl && effective.is_default("frontend") {
+            interruptible(require_listener(running.as_ref()), shutdown.clone()).await?;
+        }
+        if let Some(running) = &running {
+            let (cli, taken) = cli::with_settings_of(running, &arguments)?;
+            command = cli.command;
+            running.describe(&taken).into_iter().for_each(print::error);
+        }
         let result = match command {
             Command::Status(args) => {
                 return interruptible(status::run(args, connection.unreachable), shutdown).await;
             }
-            Command::Diff(args) => return interruptible(diff::run(args), shutdown).await,
+            Command::Diff(args) => return interruptible(diff::run(args, running), shutdown).await,
             Command::Drained(args) => return interruptible(drained::run(args), shutdown).await,
             Command::Plan(args) => return interruptible(plan::run(args), shutdown).await,
-            Command::Check(args) => return interruptible(check::run(args), shutdown).await,
+            Command::Check(args) => return interruptible(check::run(args, running), shutdown).await,
             Command::ProtocolTest(args) => return interruptible(protocol_test::run(args), shutdown).await,
-            Command::Test(args) => return interruptible(connectivity::run(args), shutdown).await,
+            Command::Test(args) => return interruptible(connectivity::run(args, running), shutdown).await,
             Command::Config(command) => return config::run(command),
             Command::Trace(args) => interruptible(trace::run(args), shutdown).await,
-            Command::Bundle(args) => interruptible(bundle::run(args), shutdown).await,
+            Command::Bundle(args) => interruptible(bundle::run(args, running), shutdown).await,
             Command::Frontend(args) => frontend::run(args, shutdown).await,
             Command::Backend(backend) => backend::run(backend, &effective, shutdown).await,
             Command::Local(args) => backend::run_local(args, &effective, shutdown).await,
@@ -104,6 +120,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
                 }
                 result
             }
+            Command::Version(output) => version(output),
             Command::Completion { shell } => completion(shell),
         };
         result.map(|()| ExitCode::Success)
@@ -111,6 +128,26 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     // Name resolution, or a read from a disk that hangs, has no deadline.
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
+}
+
+/// Fails if nothing answers at the default address of a frontend because the `fairlead local` that runs here has no
+/// `--listen`.
+async fn require_listener(running: Option<&RunningBackend>) -> Result<()> {
+    let socket = cli::DEFAULT_ADDRESS.trim_start_matches("unix:");
+    if Path::new(socket).exists() {
+        return Ok(());
+    }
+    let found = match running {
+        Some(_) => None,
+        None => RunningBackend::find(cli::DEFAULT_METRICS.parse()?).await,
+    };
+    if running.or(found.as_ref()).is_some_and(RunningBackend::answers_no_commands) {
+        bail!(
+            "the `fairlead local` that runs here answers no commands: restart it with --listen {}",
+            cli::DEFAULT_ADDRESS
+        );
+    }
+    Ok(())
 }
 
 /// Runs a command that a signal ends with an error.
@@ -133,6 +170,12 @@ async fn uninterrupted<T>(command: impl Future<Output = Result<T>>, mut shutdown
     }
     warn!("interrupted: what has begun is completed first; a second signal exits at once");
     command.await
+}
+
+/// Prints the version of this program.
+fn version(output: OutputArgs) -> Result<()> {
+    let version = env!("CARGO_PKG_VERSION");
+    print::value(output, &json!({ "version": version }), || format!("fairlead {version}\n"))
 }
 
 /// Prints the completion script of a shell.

@@ -11,6 +11,7 @@ mod http_get;
 mod instance;
 mod kubectl;
 mod print;
+mod running_backend;
 mod table;
 mod takeover;
 #[cfg(test)]

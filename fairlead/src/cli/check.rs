@@ -1,11 +1,15 @@
 //! The flags of `fairlead check` and `fairlead bundle`, which inspect this node.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
 
-use super::{FrontendAddressArgs, node::node_name};
+use super::{
+    FrontendAddressArgs, HttpAddress,
+    node::node_name,
+    observe::{DEFAULT_METRICS, METRICS_PORT},
+};
 use crate::{config::BackendName, print::OutputArgs};
 
 #[derive(Debug, Args)]
@@ -50,25 +54,34 @@ pub(crate) struct BundleArgs {
     /// Find the state of the backend in this directory.
     #[arg(long, env = "FAIRLEAD_STATE_DIR", default_value = "/var/lib/fairlead", value_name = "DIR")]
     pub(crate) state_dir: PathBuf,
+}
 
-    /// Read /metrics, /statusz and /configz of the backend at this address.
-    #[arg(long, env = "FAIRLEAD_BACKEND_ADDRESS", default_value = "127.0.0.1:10249", value_name = "ADDRESS:PORT")]
-    pub(crate) backend_address: SocketAddr,
+/// The backend that runs on this node.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct RunningBackendArgs {
+    /// Ask the backend that runs here, at its --metrics, for its node name and settings. They apply where neither a
+    /// flag nor the environment sets them. `none`: use only those.
+    #[arg(long, env = "FAIRLEAD_BACKEND_ADDRESS", default_value = DEFAULT_METRICS, value_name = "ADDRESS:PORT")]
+    pub(crate) backend_address: HttpAddress<METRICS_PORT>,
 }
 
 /// This node, for commands that inspect it.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct InspectedNodeArgs {
-    /// Inspect the node for this backend.
-    #[arg(long, env = "FAIRLEAD_BACKEND", value_enum, default_value = "nftables")]
+    /// Inspect the node for this backend. Default: the running one, else nftables.
+    #[arg(long, env = "FAIRLEAD_BACKEND", value_enum, default_value = "nftables", hide_default_value = true)]
     pub(crate) backend: BackendName,
+
+    /// Run as this node, its Node's metadata.name. Default: that of the running backend, else the host name in lower
+    /// case.
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    pub(crate) node_name: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) running: RunningBackendArgs,
 
     #[command(flatten)]
     pub(crate) frontend: FrontendAddressArgs,
-
-    /// Run as this node, its Node's metadata.name. Default: the host name in lower case.
-    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
-    pub(crate) node_name: Option<String>,
 }
 
 impl InspectedNodeArgs {

@@ -8,7 +8,6 @@ use clap::Args;
 use crate::config::duration;
 
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Connection tracking (0 leaves a setting unchanged)")]
 pub(crate) struct ConntrackArgs {
     /// Limit the conntrack table to this many entries per CPU, at most 1048576 in total. The kernel's limit is only
     /// ever raised.

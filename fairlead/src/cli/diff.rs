@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{
-    DrainedPortArgs, HttpAddress, IptablesArgs, IpvsArgs, OtherProxy, TrafficArgs, ViewArgs,
+    DrainedPortArgs, HttpAddress, IptablesArgs, IpvsArgs, OtherProxy, RunningBackendArgs, TrafficArgs, ViewArgs,
     observe::{DEFAULT_HEALTHZ, HEALTHZ_PORT},
 };
 use crate::config::BackendName;
@@ -13,21 +13,22 @@ use crate::config::BackendName;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  fairlead diff --cluster-cidr 10.244.0.0/16   what this node's backend would write now
-  fairlead diff --backend nftables             what a backend not yet running here would write
+  fairlead diff                                what this node's backend would write now
   fairlead diff --state                        use the state file, without a frontend
   fairlead diff --of kube-proxy                where kube-proxy's rules behave differently
+  fairlead diff --backend nftables --cluster-cidr 10.244.0.0/16
+                                               what a backend not yet running here would write
 
-Nothing is written. Give those flags of the backend that this command has as
-well, above all those that identify pods (--cluster-cidr, --detect-local-mode).
-It rejects the others.
+Nothing is written. The settings are those of the backend that runs here. If
+none does, give those of its flags that this command has as well, above all
+those that identify pods (--cluster-cidr, --detect-local-mode).
 
 Exit codes:
   0  no differences
   1  there are differences; with --of kube-proxy: differences that docs/semantics.md does not list
   2  the command could not run")]
 pub(crate) struct DiffArgs {
-    /// Compare with this backend. Default: the one whose objects are in this node's kernel.
+    /// Compare with this backend. Default: the running one, else the one whose objects are in this node's kernel.
     #[arg(long, value_enum)]
     pub(crate) backend: Option<BackendName>,
 
@@ -46,6 +47,8 @@ pub(crate) struct DiffArgs {
 
     #[command(flatten)]
     pub(crate) drained: DrainedPortArgs,
+    #[command(flatten)]
+    pub(crate) running: RunningBackendArgs,
     #[command(flatten)]
     pub(crate) view: ViewArgs,
     #[command(flatten)]

@@ -1,7 +1,7 @@
 //! The effective configuration for /configz: each flag with its value and its origin. Of secrets it contains only the
 //! paths of their files.
 
-use clap::{ArgMatches, Command, parser::ValueSource};
+use clap::{Arg, ArgMatches, Command, parser::ValueSource};
 use serde_json::{Map, Value, json};
 
 use crate::config::{Setting, field_of};
@@ -48,7 +48,7 @@ fn flags(command: &Command, matches: &ArgMatches, settings: &[Setting]) -> Map<S
         let id = argument.get_id().as_str();
         let Some(long) = argument.get_long() else { continue };
         let raw = matches.try_get_raw(id).ok().flatten().map(|raw| {
-            let mut values: Vec<_> = raw.map(|value| Value::from(value.to_string_lossy())).collect();
+            let mut values: Vec<_> = raw.map(|value| value_of(argument, &value.to_string_lossy())).collect();
             if values.len() == 1 { values.remove(0) } else { values.into() }
         });
         let setting = settings.iter().find(|setting| setting.field == field_of(long));
@@ -61,6 +61,14 @@ fn flags(command: &Command, matches: &ArgMatches, settings: &[Setting]) -> Map<S
         flags.extend(value.map(|value| (long.to_owned(), json!({"value": value, "from": from}))));
     }
     flags
+}
+
+/// A value as a file has it: of a switch `true` or `false`, otherwise text.
+fn value_of(argument: &Arg, text: &str) -> Value {
+    match text.parse() {
+        Ok(on) if argument.is_require_equals_set() => Value::Bool(on),
+        _ => Value::from(text),
+    }
 }
 
 #[cfg(test)]
@@ -82,6 +90,7 @@ mod tests {
         assert_eq!(flags["frontend"], json!({"value": ["http://a:1", "http://b:1"], "from": "file"}));
         assert_eq!(flags["healthz"], json!({"value": "0.0.0.0:10256", "from": "default"}));
         assert_eq!(flags["log-format"]["value"], "text", "{flags}");
+        assert_eq!(flags["shadow"]["value"], false, "{flags}");
         assert_eq!(flags["node-name"], Value::Null, "neither set nor with a default");
     }
 }

@@ -142,7 +142,7 @@ impl NodeArgs {
 }
 
 /// A node's name as kubelet and kube-proxy derive it: trimmed, in lower case.
-pub(super) fn node_name(given: Option<&str>) -> Result<String> {
+pub(crate) fn node_name(given: Option<&str>) -> Result<String> {
     let name = match given {
         Some(name) => name.trim().to_lowercase(),
         None => std::fs::read_to_string("/proc/sys/kernel/hostname")

@@ -17,7 +17,7 @@ pub(crate) struct ObserveArgs {
 
     /// Serve /metrics, /proxyMode, /statusz, /configz and /healthz over HTTP, without authentication, at ADDRESS:PORT,
     /// or nowhere (`none`). /statusz contains names of rejected Services.
-    #[arg(long, default_value = "127.0.0.1:10249", value_name = "ADDRESS")]
+    #[arg(long, default_value = DEFAULT_METRICS, value_name = "ADDRESS")]
     pub(crate) metrics: HttpAddress<METRICS_PORT>,
 
     /// Exit if an address for HTTP cannot be bound. Default: retry five times a second.
@@ -83,7 +83,9 @@ pub(super) const HEALTHZ_PORT: u16 = 10256;
 /// The address of --healthz where none is given.
 pub(super) const DEFAULT_HEALTHZ: &str = "0.0.0.0:10256";
 /// kube-proxy's `ports.ProxyStatusPort`.
-const METRICS_PORT: u16 = 10249;
+pub(super) const METRICS_PORT: u16 = 10249;
+/// The address of --metrics where none is given.
+pub(crate) const DEFAULT_METRICS: &str = "127.0.0.1:10249";
 
 impl<const PORT: u16> FromStr for HttpAddress<PORT> {
     type Err = String;

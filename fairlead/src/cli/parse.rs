@@ -2,20 +2,30 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
-use anyhow::{Context as _, Result, bail};
-use clap::{ArgAction, ArgMatches, Command, CommandFactory as _, FromArgMatches as _, ValueEnum as _, value_parser};
+use anyhow::{Context as _, Result, anyhow, bail};
+use clap::{
+    Arg, ArgAction, ArgMatches, Args as _, Command, CommandFactory as _, FromArgMatches as _, ValueEnum as _,
+    error::{ContextKind, ErrorKind},
+    parser::ValueSource,
+    value_parser,
+};
 
-use super::{Cli, Effective, effective::leaf};
-use crate::config::{
-    BackendName, Document, Kind, Setting, TargetRole,
-    kube_proxy::{self, Conversion},
-    settings,
+use super::{Cli, ConntrackArgs, Effective, FrontendAddressArgs, effective::leaf};
+use crate::{
+    config::{
+        BackendName, Document, Kind, Setting, TargetRole, field_of,
+        kube_proxy::{self, Conversion},
+        settings,
+    },
+    running_backend::RunningBackend,
 };
 
 /// A command with its settings.
 #[derive(Debug)]
 pub(crate) struct Parsed {
     pub(crate) cli: Cli,
+    /// The command line.
+    pub(crate) arguments: Vec<OsString>,
     /// All settings with their origins.
     pub(crate) effective: Effective,
     /// The file of `--config`.
@@ -25,15 +35,39 @@ pub(crate) struct Parsed {
 /// Of these, a flag replaces the other one in the file too.
 const SOURCES: [&str; 2] = ["manifests", "kubeconfig"];
 
+/// Flags that together say how pods are identified: one of them replaces all of the running backend.
+const POD_DETECTION: [&str; 4] =
+    ["detect_local_mode", "cluster_cidr", "pod_bridge_interface", "pod_interface_name_prefix"];
+
 const KUBE_PROXYS: &str = "the file is kube-proxy's: convert it with `fairlead config convert`";
 
-/// The command line of [`Cli`], where a switch that a file may turn on can be turned off: `--shadow=false`.
+/// The command line of [`Cli`], where a switch that a file or the running backend may turn on can be turned off:
+/// `--shadow=false`.
 pub(crate) fn command() -> Command {
-    let backends = |command: Command| command.mut_subcommands(with_switch_values);
-    Cli::command()
-        .mut_subcommand("frontend", with_switch_values)
-        .mut_subcommand("local", with_switch_values)
-        .mut_subcommand("backend", backends)
+    // `mut_subcommand` would move a command to the end of the help page.
+    with_headings(Cli::command()).mut_subcommands(|command| match command.get_name() {
+        "frontend" | "local" | "diff" => with_switch_values(command),
+        "backend" => command.mut_subcommands(with_switch_values),
+        _ => command,
+    })
+}
+
+/// Groups flags in help pages, after the other flags of a command. Not by attributes, because a heading would apply to
+/// the flags that follow, too.
+fn with_headings(command: Command) -> Command {
+    let groups = [
+        (FrontendAddressArgs::augment_args(Command::new("")), "Connection to the frontend"),
+        (ConntrackArgs::augment_args(Command::new("")), "Connection tracking (0 leaves a setting unchanged)"),
+    ];
+    let with_heading = |arg: Arg| {
+        let has_arg = |group: &Command| group.get_arguments().any(|other| other.get_id() == arg.get_id());
+        let heading = groups.iter().find(|(group, _)| has_arg(group)).map(|(_, heading)| *heading);
+        match heading {
+            Some(heading) => arg.help_heading(heading),
+            None => arg,
+        }
+    };
+    command.mut_args(with_heading).mut_subcommands(with_headings)
 }
 
 /// Lets switches take `=true` and `=false`.
@@ -60,11 +94,12 @@ fn with_switch_values(command: Command) -> Command {
 pub(crate) fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Parsed> {
     let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
     let mut command = command();
-    let matches = command.try_get_matches_from_mut(&arguments)?;
+    let matches = command.try_get_matches_from_mut(&arguments).map_err(explain_missing_mode)?;
     let mut cli = Cli::from_arg_matches(&matches)?;
     let Some(file) = cli.command.config_file().cloned() else {
         cli.validate()?;
-        return Ok(Parsed { cli, effective: Effective::of(&command, &matches, &[]), file: None });
+        let effective = Effective::of(&command, &matches, &[]);
+        return Ok(Parsed { cli, arguments, effective, file: None });
     };
     let text = Document::read_text(&file)?;
     let mut read = || -> Result<_> {
@@ -79,7 +114,70 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) ->
         Ok(settings)
     };
     let settings = read().with_context(|| file.display().to_string())?;
-    Ok(Parsed { cli, effective: Effective::of(&command, &matches, &settings), file: Some(file) })
+    let effective = Effective::of(&command, &matches, &settings);
+    Ok(Parsed { cli, arguments, effective, file: Some(file) })
+}
+
+/// clap takes the first flag of a backend without a mode for one of `fairlead backend`, which has none.
+fn explain_missing_mode(error: clap::Error) -> anyhow::Error {
+    let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
+    let is_of_backend = usage.contains(" backend ") && usage.trim_end().ends_with("<COMMAND>");
+    if error.kind() != ErrorKind::UnknownArgument || !is_of_backend {
+        return error.into();
+    }
+    let flag = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
+    anyhow!(
+        "the mode of the backend is missing: write nftables, iptables, ipvs or configured before {flag}, as in \
+         `fairlead backend nftables {flag} ...`"
+    )
+}
+
+/// Parses a command line again, where the settings of the running backend are the defaults of its flags. Returns those
+/// that apply because neither a flag nor the environment sets them.
+pub(crate) fn with_settings_of(running: &RunningBackend, arguments: &[OsString]) -> Result<(Cli, Vec<Setting>)> {
+    let mut command = command();
+    let matches = command.try_get_matches_from_mut(arguments)?;
+    let (path, given) = leaf(&matches);
+    let found = path.iter().try_fold(&command, |command, name| command.find_subcommand(name));
+    let named = found.context("no such command")?;
+
+    let settings = missing_settings(running, named, given);
+    settings::check(named, &settings).with_context(|| format!("settings of the backend at {}", running.address))?;
+
+    let command = settings::with_defaults(self::command(), &settings);
+    let cli = Cli::from_arg_matches(&command.try_get_matches_from(arguments)?)?;
+    Ok((cli, settings))
+}
+
+/// The settings of the running backend for flags of a command that are not given. How to reach a frontend is not among
+/// them: the files of the backend may be those of a container.
+fn missing_settings(running: &RunningBackend, command: &Command, given: &ArgMatches) -> Vec<Setting> {
+    let connection = FrontendAddressArgs::augment_args(Command::new("connection"));
+    let connects = |arg: &Arg| connection.get_arguments().any(|other| other.get_id() == arg.get_id());
+    let detects_pods = |arg: &Arg| POD_DETECTION.contains(&arg.get_id().as_str());
+    let is_given = |arg: &Arg| {
+        let source = given.value_source(arg.get_id().as_str());
+        matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+    };
+    let detection_is_given = command.get_arguments().any(|arg| detects_pods(arg) && is_given(arg));
+
+    let mut settings = Vec::new();
+    for arg in command.get_arguments() {
+        let is_excluded = connects(arg) || arg.is_global_set() || detection_is_given && detects_pods(arg);
+        if !is_excluded && !is_given(arg) {
+            settings.extend(setting_of(running, arg));
+        }
+    }
+    settings
+}
+
+/// What the running backend sets a flag to. `--node` of a command is `--node-name` of a backend, by its alias.
+fn setting_of(running: &RunningBackend, arg: &Arg) -> Option<Setting> {
+    let flag = arg.get_long()?;
+    let aliases = arg.get_all_aliases().unwrap_or_default();
+    let fields: Vec<_> = aliases.into_iter().chain([flag]).map(field_of).collect();
+    let setting = running.settings.iter().find(|setting| fields.contains(&setting.field))?;
+    Some(Setting::new(format!("--{flag}"), field_of(flag), setting.value.clone()))
 }
 
 /// The settings of a document without flags, the kind of the file that has them, and what a file of kube-proxy loses

@@ -3,12 +3,12 @@
 
 use std::{num::NonZeroUsize, path::PathBuf, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use jiff::Timestamp;
 use proto::state::ServiceName;
 
-use super::{FrontendAddressArgs, node};
+use super::{FrontendAddressArgs, RunningBackendArgs, node};
 use crate::{config::duration, print::OutputArgs};
 
 /// A node, and how its view is shown.
@@ -39,9 +39,8 @@ pub(crate) struct ServicesArgs {
     #[arg(long, value_name = "TIME", value_parser = past_time, conflicts_with = "kernel")]
     pub(crate) at: Option<u64>,
 
-    /// With --at: list only those of this namespace, whose changes may be known for longer than those of others.
-    #[arg(long, value_name = "NAME", requires = "at")]
-    pub(crate) namespace: Option<String>,
+    #[command(flatten)]
+    pub(crate) namespace: NamespaceArgs,
 
     #[command(flatten)]
     pub(crate) view: ViewArgs,
@@ -58,9 +57,13 @@ The frontend answers from its current view; `fairlead status --node` shows
 whether the node has programmed it. Over TLS this requires the identity of the
 node, or an admin identity (--admin-identity of the frontend).")]
 pub(crate) struct EndpointsArgs {
-    /// Explain this Service. Default namespace: default.
-    #[arg(value_name = "NAMESPACE/NAME", value_parser = service)]
-    pub(crate) service: ServiceName,
+    /// Explain this Service, of the namespace `default` unless one is given.
+    #[arg(value_name = "[NAMESPACE/]NAME", value_parser = service)]
+    pub(crate) service: ServiceArg,
+
+    /// The namespace of the Service.
+    #[arg(short = 'n', long, value_name = "NAMESPACE")]
+    pub(crate) namespace: Option<String>,
 
     /// Show only this port, by name or number.
     #[arg(long, value_name = "PORT")]
@@ -116,9 +119,12 @@ Over TLS this requires an admin identity (--admin-identity of the frontend), or
 with --node the identity of that node, which is told only times and service
 ports.")]
 pub(crate) struct ChangesArgs {
-    /// List only changes of this Service. Default namespace: default.
-    #[arg(long, value_name = "NAMESPACE/NAME", value_parser = service)]
-    pub(crate) service: Option<ServiceName>,
+    /// List only changes of this Service, of the namespace `default` unless one is given.
+    #[arg(long, value_name = "[NAMESPACE/]NAME", value_parser = service)]
+    pub(crate) service: Option<ServiceArg>,
+
+    #[command(flatten)]
+    pub(crate) namespace: NamespaceArgs,
 
     /// List only changes that concern this node.
     #[arg(long, value_name = "NAME")]
@@ -135,13 +141,49 @@ pub(crate) struct ChangesArgs {
     pub(crate) output: OutputArgs,
 }
 
-/// Parses `NAMESPACE/NAME`.
-fn service(text: &str) -> std::result::Result<ServiceName, String> {
-    let (namespace, name) = text.split_once('/').unwrap_or(("default", text));
-    if namespace.is_empty() || name.is_empty() || name.contains('/') {
-        return Err("expected NAMESPACE/NAME".to_owned());
+/// The Services that a command is about, selected as kubectl does.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct NamespaceArgs {
+    /// Select the Services of this namespace.
+    #[arg(short = 'n', long, value_name = "NAMESPACE")]
+    pub(crate) namespace: Option<String>,
+
+    /// Select the Services of all namespaces, which is the default.
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    pub(crate) all_namespaces: bool,
+}
+
+/// A Service, with or without its namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ServiceArg {
+    namespace: Option<String>,
+    name: String,
+}
+
+impl ServiceArg {
+    /// The Service, where `namespace` is that of `--namespace`.
+    pub(crate) fn in_namespace(self, namespace: Option<&str>) -> Result<ServiceName> {
+        let Self { namespace: own, name } = self;
+        if let (Some(own), Some(other)) = (&own, namespace)
+            && own != other
+        {
+            bail!("{own}/{name} is not in the namespace of --namespace {other}: leave one of them out");
+        }
+        let namespace = own.as_deref().or(namespace).unwrap_or("default");
+        Ok(ServiceName { namespace: namespace.into(), name: name.into() })
     }
-    Ok(ServiceName { namespace: namespace.into(), name: name.into() })
+}
+
+/// Parses `NAMESPACE/NAME` or `NAME`.
+fn service(text: &str) -> std::result::Result<ServiceArg, String> {
+    let (namespace, name) = match text.split_once('/') {
+        Some((namespace, name)) => (Some(namespace), name),
+        None => (None, text),
+    };
+    if namespace == Some("") || name.is_empty() || name.contains('/') {
+        return Err("expected NAMESPACE/NAME or NAME".to_owned());
+    }
+    Ok(ServiceArg { namespace: namespace.map(str::to_owned), name: name.to_owned() })
 }
 
 /// Parses a time in the past, today where no date is given: Unix time in microseconds.
@@ -175,12 +217,12 @@ A node cannot test what only external clients see: source ranges, external
 policy Local, and the path through a load balancer. SCTP is not tested.
 Connections are real: servers accept them, and each UDP port receives one byte.")]
 pub(crate) struct TestArgs {
-    #[command(flatten)]
-    pub(crate) view: ViewArgs,
+    /// Test only this Service, of the namespace `default` unless one is given. May be given several times.
+    #[arg(long = "service", value_name = "[NAMESPACE/]NAME", value_parser = service)]
+    pub(crate) services: Vec<ServiceArg>,
 
-    /// Test only this Service. May be given several times.
-    #[arg(long = "service", value_name = "NAMESPACE/NAME", value_parser = service)]
-    pub(crate) services: Vec<ServiceName>,
+    #[command(flatten)]
+    pub(crate) namespace: NamespaceArgs,
 
     /// Open this many connections to each VIP.
     #[arg(long, default_value = "6", value_name = "NUMBER")]
@@ -193,6 +235,12 @@ pub(crate) struct TestArgs {
     /// Test at most this many VIPs. The number of those left out is printed.
     #[arg(long, default_value = "1000", value_name = "NUMBER")]
     pub(crate) limit: NonZeroUsize,
+
+    #[command(flatten)]
+    pub(crate) running: RunningBackendArgs,
+
+    #[command(flatten)]
+    pub(crate) view: ViewArgs,
 }
 
 impl ViewArgs {
@@ -216,8 +264,17 @@ mod tests {
     #[test]
     fn namespace_is_default_unless_given() {
         let of = |namespace: &str, name: &str| ServiceName { namespace: namespace.into(), name: name.into() };
-        assert_eq!(service("kube-system/kube-dns"), Ok(of("kube-system", "kube-dns")));
-        assert_eq!(service("web"), Ok(of("default", "web")));
+        let named = |text: &str, namespace| service(text).unwrap().in_namespace(namespace);
+        assert_eq!(named("kube-system/kube-dns", None).unwrap(), of("kube-system", "kube-dns"));
+        assert_eq!(named("web", None).unwrap(), of("default", "web"));
+        assert_eq!(named("web", Some("shop")).unwrap(), of("shop", "web"));
+        assert_eq!(named("shop/web", Some("shop")).unwrap(), of("shop", "web"));
+        let error = named("shop/web", Some("other")).unwrap_err().to_string();
+        assert!(error.contains("leave one of them out"), "{error}");
+        for line in ["endpoints web -n shop", "log -n shop", "log -A", "test -n shop --service web", "test -A"] {
+            assert!(parse(&line.split(' ').collect::<Vec<_>>()).is_ok(), "{line}");
+        }
+        assert!(parse(&["log", "-A", "-n", "shop"]).is_err());
         for wrong in ["", "/web", "default/", "a/b/c"] {
             assert!(service(wrong).is_err(), "{wrong}");
         }
@@ -234,7 +291,8 @@ mod tests {
         assert!(parse(&["services", "--at", "00:00", "--node", "node-a"]).is_ok());
         assert!(parse(&["services", "--at", "00:00", "--kernel"]).is_err());
         assert!(parse(&["services", "--at", "00:00", "--namespace", "shop", "--node", "node-a"]).is_ok());
-        assert!(parse(&["services", "--namespace", "shop", "--node", "node-a"]).is_err());
+        assert!(parse(&["services", "-n", "shop", "--node", "node-a"]).is_ok());
+        assert!(parse(&["services", "-A"]).is_ok());
     }
 
     #[test]

@@ -16,7 +16,11 @@ use nix::unistd::{AccessFlags, access};
 
 use self::archive::Archive;
 use super::{check, view};
-use crate::{cli::BundleArgs, print};
+use crate::{
+    cli::{BundleArgs, HttpAddress},
+    print,
+    running_backend::RunningBackend,
+};
 
 /// HTTP paths of the backend, and the files in the archive with the responses.
 const BACKEND_FILES: [(&str, &str); 4] = [
@@ -27,13 +31,13 @@ const BACKEND_FILES: [(&str, &str); 4] = [
 ];
 
 /// Writes the archive, and prints which files were left out.
-pub(crate) async fn run(args: BundleArgs) -> Result<()> {
+pub(crate) async fn run(args: BundleArgs, running: Option<RunningBackend>) -> Result<()> {
     let node = args.inspected.node()?;
     let path = args.output.clone().unwrap_or_else(|| default_path(&args, &node));
     if path.exists() {
         bail!("{} already exists: set another file with --output", path.display());
     }
-    let (files, left_out) = collect(&args, &node).await?.write(&path, &node)?;
+    let (files, left_out) = collect(&args, &node, running.as_ref()).await?.write(&path, &node)?;
     print::line(format_args!("{}: {files} files", path.display()))?;
     for left_out in left_out {
         print::line(format_args!("left out: {left_out}"))?;
@@ -50,11 +54,11 @@ fn default_path(args: &BundleArgs, node: &str) -> PathBuf {
     }
 }
 
-async fn collect(args: &BundleArgs, node: &str) -> Result<Archive> {
+async fn collect(args: &BundleArgs, node: &str, running: Option<&RunningBackend>) -> Result<Archive> {
     let mut archive = Archive::new(args.redact_ips);
     archive.add("version.txt", Ok(format!("fairlead {}\nnode {node}\n", env!("CARGO_PKG_VERSION"))));
     archive.add("processes.txt", collect::processes());
-    let checked = check::inspect(&args.inspected, true).await;
+    let checked = check::inspect(&args.inspected, true, running).await;
     archive.add("check.txt", checked.map(|report| report.text()));
     archive.add("sysctls.txt", Ok(collect::sysctls()));
     for path in collect::KERNEL_FILES {
@@ -72,8 +76,9 @@ async fn collect(args: &BundleArgs, node: &str) -> Result<Archive> {
     archive.add("ipvs.txt", collect::ipvs().await);
     archive.add("state.json", collect::state(&args.state_dir, node));
     archive.add("frontend.json", frontend_view(args, node).await);
+    let HttpAddress(backend) = args.inspected.running.backend_address;
     for (path, name) in BACKEND_FILES {
-        archive.add(name, collect::backend_response(args.backend_address, path).await);
+        archive.add(name, collect::backend_response(backend, path).await);
     }
     Ok(archive)
 }

@@ -6,6 +6,7 @@ use anyhow::Result;
 use jiff::Timestamp;
 use proto::{
     convert::unix_micros,
+    state::ServiceName,
     v1::{Change, ChangesRequest, ChangesResponse},
 };
 use serde_json::json;
@@ -15,9 +16,15 @@ use crate::{cli::ChangesArgs, print, table::Table};
 
 /// Asks a frontend, and prints the changes.
 pub(crate) async fn run(args: ChangesArgs) -> Result<()> {
-    let ChangesArgs { service, node, since, frontend, output } = args;
-    let (namespace, name) =
-        service.map(|service| (service.namespace.to_string(), service.name.to_string())).unwrap_or_default();
+    let ChangesArgs { service, namespace, node, since, frontend, output } = args;
+    let namespace = namespace.namespace;
+    let (namespace, name) = match service {
+        Some(service) => {
+            let ServiceName { namespace, name } = service.in_namespace(namespace.as_deref())?;
+            (namespace.to_string(), name.to_string())
+        }
+        None => (namespace.unwrap_or_default(), String::new()),
+    };
     let since = since.and_then(|since| SystemTime::now().checked_sub(since));
     let since_micros = since.map_or(0, unix_micros);
     let request = ChangesRequest { node: node.unwrap_or_default(), namespace, name, since_micros, at_micros: 0 };

@@ -26,6 +26,7 @@ use crate::{
     cli::{CheckArgs, InspectedNodeArgs},
     exit_code::ExitCode,
     print,
+    running_backend::RunningBackend,
 };
 
 /// The severity of a finding.
@@ -63,14 +64,18 @@ pub(crate) struct CheckReport {
 }
 
 /// Runs all checks, and prints their findings.
-pub(crate) async fn run(args: CheckArgs) -> Result<ExitCode> {
-    let report = inspect(&args.inspected, !args.pre).await?;
+pub(crate) async fn run(args: CheckArgs, running: Option<RunningBackend>) -> Result<ExitCode> {
+    let report = inspect(&args.inspected, !args.pre, running.as_ref()).await?;
     print::value(args.output, &report, || report.text())?;
     Ok(ExitCode::of_check(report.worst < Level::Fail))
 }
 
 /// Runs all checks. A failed check is a finding.
-pub(crate) async fn inspect(inspected: &InspectedNodeArgs, is_installed: bool) -> Result<CheckReport> {
+pub(crate) async fn inspect(
+    inspected: &InspectedNodeArgs,
+    is_installed: bool,
+    running: Option<&RunningBackend>,
+) -> Result<CheckReport> {
     let backend = inspected.backend;
     let probed = spawn_blocking(move || kernel::check(backend)).await.context("the probe was cancelled")?;
     let mut findings = vec![probed];
@@ -78,7 +83,7 @@ pub(crate) async fn inspect(inspected: &InspectedNodeArgs, is_installed: bool) -
     findings.extend(rules::check(backend, is_installed).await);
     findings.extend(nft::check());
     if is_installed {
-        findings.extend(frontend::check(inspected).await?);
+        findings.extend(frontend::check(inspected, running).await?);
     }
     Ok(CheckReport::new(findings))
 }

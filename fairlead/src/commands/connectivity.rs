@@ -29,7 +29,7 @@ use self::{
     verdict::{ProbeResult, judge},
 };
 use super::{check::Level, view};
-use crate::{cli::TestArgs, exit_code::ExitCode, print, table::Table};
+use crate::{cli::TestArgs, exit_code::ExitCode, print, running_backend::RunningBackend, table::Table};
 
 /// How many VIPs are tested at the same time.
 const PARALLEL: usize = 16;
@@ -43,17 +43,22 @@ struct ConnectivityReport {
 }
 
 /// Probes all VIPs, and prints the results.
-pub(crate) async fn run(args: TestArgs) -> Result<ExitCode> {
-    let report = probe_all(&args).await?;
+pub(crate) async fn run(args: TestArgs, running: Option<RunningBackend>) -> Result<ExitCode> {
+    let report = probe_all(&args, running).await?;
     print::value(args.view.output, &report, || report.table())?;
     let failed = report.results.iter().any(|result| result.verdict == Level::Fail);
     Ok(ExitCode::of_check(!failed))
 }
 
-async fn probe_all(args: &TestArgs) -> Result<ConnectivityReport> {
-    let state = view::committed(&args.view.frontend, &args.view.node_name()?).await?;
+async fn probe_all(args: &TestArgs, running: Option<RunningBackend>) -> Result<ConnectivityReport> {
+    let state = view::of_this_node(&args.view.frontend, &args.view.node_name()?, running.as_ref()).await?;
+    let namespace = args.namespace.namespace.as_deref();
+    let services = args.services.iter().map(|service| service.clone().in_namespace(namespace));
+    let services: Vec<_> = services.collect::<Result<_>>()?;
     let wanted = |service: &backend::ServicePortState| {
-        args.services.is_empty() || args.services.iter().any(|name| name.contains(&service.port.key))
+        let key = &service.port.key;
+        let is_in_namespace = namespace.is_none_or(|namespace| *key.namespace == *namespace);
+        is_in_namespace && (services.is_empty() || services.iter().any(|name| name.contains(key)))
     };
     let mut targets = probe_targets(&state, wanted, source_towards);
     if targets.is_empty() && !args.services.is_empty() {

@@ -20,13 +20,14 @@ use crate::{
     config::BackendName,
     exit_code::ExitCode,
     print,
+    running_backend::RunningBackend,
 };
 use report::DiffReport;
 pub(crate) use report::summary;
 
 /// Compares, and prints the differences.
-pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode> {
-    let DiffArgs { backend, of, state, healthz, drained, view, traffic, iptables, ipvs } = args;
+pub(crate) async fn run(args: DiffArgs, running: Option<RunningBackend>) -> Result<ExitCode> {
+    let DiffArgs { backend, of, state, healthz, drained, running: _, view, traffic, iptables, ipvs } = args;
     let node = view.node_name()?;
     let options = DataplaneOptions {
         invalid_packets: invalid_packets_by_sysctl(),
@@ -43,7 +44,7 @@ pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode> {
             let stored = StoredState::read(&file, &node).with_context(|| format!("cannot read {}", file.display()))?;
             stored.state
         }
-        None => view::committed(&view.frontend, &node).await?,
+        None => view::of_this_node(&view.frontend, &node, running.as_ref()).await?,
     };
     let Some(backend) = backend else {
         let report = kube_proxy::compare(&state).await.context("cannot read the rules of kube-proxy")?;

@@ -56,7 +56,8 @@ struct EndpointDecision {
 
 /// Sends the request to a frontend, and prints its response.
 pub(crate) async fn run(args: EndpointsArgs) -> Result<()> {
-    let EndpointsArgs { service, port, view } = args;
+    let EndpointsArgs { service, namespace, port, view } = args;
+    let service = service.in_namespace(namespace.as_deref())?;
     let node = view.node_name()?;
     let grpc = view.frontend.grpc()?;
     let request = EndpointsRequest {

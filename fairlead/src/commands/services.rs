@@ -31,10 +31,14 @@ pub(crate) async fn run(args: ServicesArgs) -> Result<()> {
         return kernel::run(args.output).await;
     }
     let node = args.node_name()?;
-    let state = match at {
-        Some(at) => state_at(&args.frontend, &node, namespace.unwrap_or_default(), at).await?,
+    let namespace = namespace.namespace;
+    let mut state = match at {
+        Some(at) => state_at(&args.frontend, &node, namespace.clone().unwrap_or_default(), at).await?,
         None => view::committed(&args.frontend, &node).await?,
     };
+    if let Some(namespace) = namespace {
+        keep_namespace(&mut state, &namespace);
+    }
     if state.node().is_unknown() {
         let what = "no Node object of this name is known, or it says nothing of the node";
         print::error(format_args!("{node}: {what}; listed is what any node would be sent; check --node"));
@@ -62,6 +66,14 @@ fn built(node: &str, operations: Vec<Operation>) -> Result<NodeState> {
     match state.apply(operations).first() {
         Some(rejected) => bail!("--at: the frontend cannot undo all changes since then: {rejected}; try another time"),
         None => Ok(state),
+    }
+}
+
+/// Removes the service ports of other namespaces.
+fn keep_namespace(state: &mut NodeState, namespace: &str) {
+    let keys = state.service_ports().keys().filter(|key| *key.namespace != *namespace);
+    for key in keys.cloned().collect::<Vec<_>>() {
+        state.set_service_port(&key, None);
     }
 }
 
@@ -143,6 +155,19 @@ mod tests {
         assert_eq!(built("node-a", vec![put, change.clone()]).unwrap().service_ports().values().count(), 1);
         let error = built("node-a", vec![change]).unwrap_err().to_string();
         assert!(error.contains("service port default/web/udp does not exist"), "{error}");
+    }
+
+    #[test]
+    fn service_ports_of_other_namespaces_are_left_out() {
+        let mut state = NodeState::new(NodeInfo::unknown("node-a"));
+        for namespace in ["default", "shop"] {
+            let key = ServicePortKey::new(namespace, "web", "", Protocol::Tcp);
+            let port = ServicePort::new(key.clone(), NonZeroU16::new(80).unwrap());
+            state.set_service_port(&key, Some(ServicePortState::new(port)));
+        }
+        keep_namespace(&mut state, "shop");
+        let left: Vec<_> = state.service_ports().keys().map(ToString::to_string).collect();
+        assert_eq!(left, ["shop/web/tcp"]);
     }
 
     #[test]

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use backend::{Connect as _, NodeState, Session};
 use proto::model::{
     Ack, Bookmark, ClientMessage, Hello, KindVersions, NodeInfo, Revision, Role, ServerMessage, SourceVersion,
 };
 use tokio::time::timeout;
 
-use crate::cli::FrontendAddressArgs;
+use crate::{cli::FrontendAddressArgs, running_backend::RunningBackend};
 
 /// How long a frontend may take to connect and answer a question about the cluster.
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -34,6 +34,31 @@ pub(crate) async fn committed(frontend: &FrontendAddressArgs, node: &str) -> Res
     };
     let committed = timeout(FIRST_COMMIT_TIMEOUT, first).await;
     committed.with_context(|| format!("the frontend sent no state within {FIRST_COMMIT_TIMEOUT:?}")).flatten()
+}
+
+/// The first state that a frontend commits for the node of this machine.
+///
+/// # Errors
+/// Also for an unknown node, because the state would be that of any other node.
+pub(crate) async fn of_this_node(
+    frontend: &FrontendAddressArgs,
+    node: &str,
+    running: Option<&RunningBackend>,
+) -> Result<NodeState> {
+    let state = committed(frontend, node).await?;
+    if is_unknown(&state, running) {
+        bail!(
+            "the frontend knows no Node {node}, and no backend that runs as this node answers at --backend-address: \
+             set --node to the name of this machine's Node, see `kubectl get nodes`"
+        );
+    }
+    Ok(state)
+}
+
+/// Whether there is no Node object, and no backend runs here under this name either.
+pub(crate) fn is_unknown(state: &NodeState, running: Option<&RunningBackend>) -> bool {
+    let node = state.node();
+    node.is_unknown() && running.is_none_or(|running| running.node != *node.name)
 }
 
 impl View {

@@ -1,9 +1,9 @@
 //! `fairlead diff` and `fairlead endpoints` with real programs: differences of a kernel and of kube-proxy's rules, and
 //! exit codes.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
-use e2e::{Backend, Deployment, fairlead, manifests::Service, plan};
+use e2e::{Backend, Cluster, Deployment, Process, eventually, fairlead, manifests::Service, plan};
 use serde_json::Value;
 
 /// Local traffic detection as in [`Deployment`].
@@ -44,9 +44,19 @@ fn kernel_is_compared_with_the_desired_state() {
     ] {
         let mut deployment = Deployment::start(backend, |cluster| vec![web().pods([cluster.pod("pod-a-1")])]);
         deployment.wait_until_programmed();
-        let (code, output) = diff(&deployment, &[]);
+        // The running backend tells how it identifies pods, and the name of the node.
+        let (code, output) = run(&deployment, &["diff"]);
         assert_eq!(code, 0, "{output}");
         assert!(output.contains("The kernel matches the desired state"), "{output}");
+        let told = "settings of the backend that runs here (at 127.0.0.1:10249): ";
+        assert!(output.contains(told) && output.contains("--node node-a --cluster-cidr 10.244.0.0/16,"), "{output}");
+        let (code, output) = run(&deployment, &["test", "--count", "1"]);
+        assert_eq!(code, 0, "{output}");
+        let (code, output) = run(&deployment, &["check"]);
+        assert!(code < 2 && output.contains("it streams the view of node-a"), "{output}");
+        let (code, output) = run(&deployment, &["diff", "--node", "node-z"]);
+        assert_eq!(code, 2, "{output}");
+        assert!(output.contains("the frontend knows no Node node-z"), "{output}");
 
         // A running backend would repair the difference.
         deployment.stop_backends(nix::sys::signal::Signal::SIGTERM);
@@ -64,6 +74,34 @@ fn kernel_is_compared_with_the_desired_state() {
         let (code, output) = diff(&deployment, &["--state", "/nowhere"]);
         assert_eq!(code, 2, "{output}");
     }
+}
+
+/// Without `--listen` of `fairlead local`, only commands that need no frontend work.
+#[test]
+fn local_process_without_a_socket_is_named() {
+    let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
+    let directory = tempfile::tempdir().expect("a directory");
+    let manifests = directory.path().join("manifests");
+    cluster.manifests(&manifests).apply(&web().pods([cluster.pod("pod-a-1")]));
+    let mut command = fairlead();
+    command.args(["local", "--backend", "nft", "--node-name", "node-a", "--conntrack-max-per-core", "0"]);
+    command.args(["--healthz", "none", "--masquerade-all", "--manifests"]).arg(&manifests);
+    command.arg("--state-dir").arg(directory.path());
+    let netns = &cluster.node('a').netns;
+    let local = Process::spawn(netns, command, &directory.path().join("log"));
+    local.wait_for_line("ready: node state programmed", 0, Duration::from_secs(30));
+
+    let output = netns.finish(fairlead().arg("status"));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("restart it with --listen unix:/run/fairlead/frontend.sock"), "{error}");
+
+    let state = directory.path().join("state");
+    eventually("the state is stored", Duration::from_secs(30), || state.is_file().then_some(()));
+    let output = netns.finish(fairlead().args(["diff", "--state", path(&state)]));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{error}");
+    assert!(error.contains("--drained-port 0 --node node-a --masquerade-all true"), "{error}");
 }
 
 #[test]
@@ -95,7 +133,7 @@ COMMIT
 fn endpoints_are_explained() {
     let deployment =
         Deployment::start(Backend::Nft, |cluster| vec![web().pods([cluster.pod("pod-a-1"), cluster.pod("pod-b-1")])]);
-    let ask = ["endpoints", "default/web", "--node", "node-b", "--port", "80"];
+    let ask = ["endpoints", "web", "-n", "default", "--node", "node-b", "--port", "80"];
     let (code, output) = run(&deployment, &ask);
     assert_eq!(code, 0, "{output}");
     let words = output.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));

@@ -152,3 +152,44 @@ fn kube_proxys_file_has_to_be_converted() {
         assert!(error.contains("convert it with `fairlead config convert`"), "{error}");
     }
 }
+
+/// A running `fairlead backend nftables` with these settings.
+fn running(settings: &[(&str, serde_json::Value)]) -> RunningBackend {
+    let flag = |(flag, value): &(&str, serde_json::Value)| {
+        ((*flag).to_owned(), serde_json::json!({ "value": value, "from": "command line" }))
+    };
+    let flags: serde_json::Map<_, _> = settings.iter().map(flag).collect();
+    let config = serde_json::json!({ "command": "backend nftables", "flags": flags });
+    RunningBackend::from_config(([127, 0, 0, 1], 10249).into(), &config).unwrap()
+}
+
+/// `fairlead diff` with these flags, and what it takes over.
+fn diff(running: &RunningBackend, flags: &[&str]) -> (crate::cli::DiffArgs, Vec<String>) {
+    let arguments: Vec<OsString> = ["fairlead", "diff"].iter().chain(flags).map(OsString::from).collect();
+    let (cli, taken) = with_settings_of(running, &arguments).unwrap();
+    let Subcommand::Diff(args) = cli.command else { panic!() };
+    (args, taken.into_iter().map(|setting| setting.path).collect())
+}
+
+#[test]
+fn settings_of_the_running_backend_are_defaults() {
+    let running = running(&[
+        ("cluster-cidr", serde_json::json!(["10.244.0.0/16", "fd00::/56"])),
+        ("frontend", serde_json::json!("https://10.0.0.1:7600")),
+        ("log", serde_json::json!("debug")),
+        ("masquerade-all", serde_json::json!(true)),
+        ("max-loss", serde_json::json!("40")),
+        ("node-name", serde_json::json!("node-a")),
+    ]);
+    let (args, taken) = diff(&running, &[]);
+    assert_eq!(args.traffic.cluster_cidr, ["10.244.0.0/16", "fd00::/56"].map(|cidr| cidr.parse().unwrap()));
+    assert!(args.traffic.masquerade_all);
+    assert_eq!((args.view.node.as_deref(), args.backend), (Some("node-a"), Some(BackendName::Nftables)));
+    assert_eq!(args.view.frontend.addresses, ["unix:/run/fairlead/frontend.sock"]);
+    assert_eq!(taken, ["--backend", "--node", "--cluster-cidr", "--masquerade-all"]);
+
+    let (args, taken) = diff(&running, &["--detect-local-mode=NodeCIDR", "--masquerade-all=false", "--node", "b"]);
+    assert!(args.traffic.cluster_cidr.is_empty() && !args.traffic.masquerade_all);
+    assert_eq!((args.view.node.as_deref(), &*taken), (Some("b"), &["--backend".to_owned()][..]));
+    assert!(diff(&running, &["--of", "kube-proxy"]).0.of.is_some());
+}

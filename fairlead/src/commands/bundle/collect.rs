@@ -128,7 +128,8 @@ pub(super) fn to_json(state: &backend::NodeState) -> serde_json::Value {
 }
 
 /// The body of a successful response of the backend.
-pub(super) async fn backend_response(backend: SocketAddr, path: &str) -> Result<String> {
+pub(super) async fn backend_response(backend: Option<SocketAddr>, path: &str) -> Result<String> {
+    let backend = backend.context("--backend-address is none")?;
     let HttpResponse { status, line, body } = http_get(backend, path, HTTP_TIMEOUT).await?;
     ensure!(status == 200, "{line}");
     Ok(body)

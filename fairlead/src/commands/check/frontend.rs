@@ -10,14 +10,14 @@ use anyhow::{Context as _, Result};
 use runtime::certificate::{Validity, validities};
 
 use super::Finding;
-use crate::{cli::InspectedNodeArgs, commands::view};
+use crate::{cli::InspectedNodeArgs, commands::view, running_backend::RunningBackend};
 
 /// A certificate that expires sooner should be renewed.
 const RENEWAL_DAYS: u64 = 14;
 const DAY_SECONDS: u64 = 86_400;
 
 /// Checks the certificates, and opens a stream, which reads all files.
-pub(super) async fn check(inspected: &InspectedNodeArgs) -> Result<Vec<Finding>> {
+pub(super) async fn check(inspected: &InspectedNodeArgs, running: Option<&RunningBackend>) -> Result<Vec<Finding>> {
     let of = &inspected.frontend;
     let now = SystemTime::now();
     let certificates = [("--tls-ca", &of.tls_ca), ("--tls-cert", &of.tls_cert)];
@@ -25,6 +25,11 @@ pub(super) async fn check(inspected: &InspectedNodeArgs) -> Result<Vec<Finding>>
         certificates.into_iter().filter_map(|(flag, path)| Some(certificate(flag, path.as_ref()?, now))).collect();
     let node = inspected.node()?;
     findings.push(match view::committed(of, &node).await {
+        Ok(state) if view::is_unknown(&state, running) => Finding::ok("frontend", format!("it knows no Node {node}"))
+            .fail(
+                "it streams what any node would be sent, without node ports and local endpoints",
+                "set --node-name to the name of this machine's Node, see `kubectl get nodes`",
+            ),
         Ok(state) => {
             let count = state.service_ports().len();
             Finding::ok("frontend", format!("it streams the view of {node}: {count} service ports"))
