@@ -47,7 +47,7 @@ const COULD_NOT_RUN: i32 = ExitCode::CouldNotRun as i32;
 
 /// Runs a command.
 pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
-    let Parsed { cli, arguments, effective, file } = parsed;
+    let Parsed { cli, arguments, effective, file, warnings } = parsed;
     let Cli { log_format, log_filter, mut command } = cli;
     let is_server = matches!(command, Command::Frontend(_) | Command::Backend(_) | Command::Local(_));
     let log_filter = log_filter.unwrap_or_else(|| if is_server { "info" } else { "warn" }.to_owned());
@@ -56,6 +56,9 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     init(log_format, &log_filter)?;
     if let Some(file) = file {
         info!(file = %file.display(), "configuration file read");
+        for warning in warnings {
+            warn!(file = %file.display(), "{warning}");
+        }
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.context("cannot start the async runtime")?;

@@ -3,10 +3,11 @@
 //!
 //! ```text
 //!   FILE ─▶ document ─▶ settings: defaults of the flags ─▶ clap ─▶ structs of `cli`
-//!   kube-proxy's FILE ─▶ document ─▶ kube_proxy ─▶ settings ─▶ a file of ours
+//!   kube-proxy's FILE ─▶ document ─▶ kube_proxy ─▶ settings ─▶ a file of ours | chart: values for Helm
 //! ```
 
 mod backend_name;
+pub(crate) mod chart;
 mod cidr;
 mod document;
 mod duration;

@@ -106,7 +106,7 @@ mod tests {
         let running = backend("backend nftables", flags).unwrap();
         assert_eq!(running.node, "node-a");
         let fields: Vec<_> = running.settings.iter().map(|setting| &*setting.field).collect();
-        assert_eq!(fields, ["clusterCidr", "nodeName", "backend"]);
+        assert_eq!(fields, ["clusterCIDR", "nodeName", "backend"]);
         assert!(!running.answers_no_commands());
     }
 

@@ -183,3 +183,12 @@ annotations:
 - --frontend-name={{ include "fairlead.serverName" . }}
 {{- end -}}
 {{- end -}}
+
+{{- /* The CIDRs of pods, and of cluster IPs, also of values with the former names. */}}
+{{- define "fairlead.clusterCIDR" -}}
+{{ join "," (concat (default list .Values.traffic.clusterCIDR) (default list .Values.traffic.clusterCIDRs)) }}
+{{- end }}
+
+{{- define "fairlead.serviceCIDR" -}}
+{{ join "," (concat (default list .Values.serviceCIDR) (default list .Values.serviceCIDRs)) }}
+{{- end }}

@@ -41,8 +41,10 @@
 - --detect-local-mode={{ . }}
 {{- end }}
 {{- /* In other modes only frontends need them. */}}
-{{- if and $traffic.clusterCIDRs (has $traffic.detectLocalMode (list "" "ClusterCIDR")) }}
-- --cluster-cidr={{ join "," $traffic.clusterCIDRs }}
+{{- if has $traffic.detectLocalMode (list "" "ClusterCIDR") }}
+{{- with include "fairlead.clusterCIDR" . }}
+- --cluster-cidr={{ . }}
+{{- end }}
 {{- end }}
 {{- with $traffic.podBridgeInterface }}
 - --pod-bridge-interface={{ . }}

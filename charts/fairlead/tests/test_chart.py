@@ -376,6 +376,18 @@ class Rejections(unittest.TestCase):
 class Documentation(unittest.TestCase):
     """Comments, alerts and pages agree with the chart."""
 
+    def test_former_names_of_values_are_accepted_with_a_warning(self):
+        base = render.values(CHART / "tests/cases/local.yaml")
+        traffic = {**base["traffic"], "clusterCIDRs": base["traffic"]["clusterCIDR"]}
+        former = {**base, "serviceCIDRs": base["serviceCIDR"], "traffic": traffic}
+        del former["serviceCIDR"], traffic["clusterCIDR"]
+        notes, daemon_set = "templates/NOTES.txt", "templates/backend/daemonset.yaml"
+        current, rendered = render.templates(base), render.templates(former)
+        self.assertIn("--cluster-cidr=10.244.0.0/16", rendered[daemon_set])
+        self.assertEqual(current[daemon_set], rendered[daemon_set])
+        self.assertIn("write traffic.clusterCIDR and serviceCIDR", rendered[notes])
+        self.assertNotIn("write traffic.clusterCIDR", current[notes])
+
     def test_every_value_is_explained(self):
         lines = (CHART / "values.yaml").read_text().splitlines()
         for number, line in enumerate(lines):

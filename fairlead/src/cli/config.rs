@@ -12,6 +12,7 @@ Examples:
   fairlead config convert /var/lib/kube-proxy/config.conf
   kubectl -n kube-system get configmap kube-proxy -o yaml | fairlead config convert -
   fairlead config convert --for backend /var/lib/kube-proxy/config.conf
+  fairlead config convert --for chart kube-proxy.yaml > values.yaml
   fairlead config validate /etc/fairlead/config.yaml
 
 Exit codes:
@@ -25,8 +26,8 @@ pub(crate) enum ConfigCommand {
         #[arg(value_name = "FILE")]
         file: PathBuf,
 
-        /// Write the configuration of this process.
-        #[arg(long = "for", value_enum, default_value = "local", value_name = "PROCESS")]
+        /// Write the configuration of this process, or the values of the Helm chart.
+        #[arg(long = "for", value_enum, default_value = "local", value_name = "TARGET")]
         role: TargetRole,
     },
     /// Check a configuration file.

@@ -30,6 +30,8 @@ pub(crate) struct Parsed {
     pub(crate) effective: Effective,
     /// The file of `--config`.
     pub(crate) file: Option<PathBuf>,
+    /// About the file.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// Of these, a flag replaces the other one in the file too.
@@ -99,11 +101,11 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) ->
     let Some(file) = cli.command.config_file().cloned() else {
         cli.validate()?;
         let effective = Effective::of(&command, &matches, &[]);
-        return Ok(Parsed { cli, arguments, effective, file: None });
+        return Ok(Parsed { cli, arguments, effective, file: None, warnings: Vec::new() });
     };
     let text = Document::read_text(&file)?;
     let mut read = || -> Result<_> {
-        let mut settings = given_settings(Document::parse(&text)?, &matches)?;
+        let (mut settings, warnings) = given_settings(Document::parse(&text)?, &matches)?;
         let given = leaf(&matches).1;
         if SOURCES.iter().any(|source| given.try_contains_id(source).unwrap_or(false)) {
             settings.retain(|setting| !SOURCES.contains(&setting.field.as_str()));
@@ -111,11 +113,11 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) ->
         let command = settings::with_defaults(self::command(), &settings);
         cli = Cli::from_arg_matches(&command.try_get_matches_from(&arguments)?)?;
         cli.validate()?;
-        Ok(settings)
+        Ok((settings, warnings))
     };
-    let settings = read().with_context(|| file.display().to_string())?;
+    let (settings, warnings) = read().with_context(|| file.display().to_string())?;
     let effective = Effective::of(&command, &matches, &settings);
-    Ok(Parsed { cli, arguments, effective, file: Some(file) })
+    Ok(Parsed { cli, arguments, effective, file: Some(file), warnings })
 }
 
 /// clap takes the first flag of a backend without a mode for one of `fairlead backend`, which has none.
@@ -189,20 +191,21 @@ pub(crate) fn check_document(
     document: Document,
     convert_for: Option<TargetRole>,
 ) -> Result<(Kind, Vec<Setting>, Vec<String>)> {
-    let (kind, Conversion { settings, warnings }) = match (document.kind, convert_for) {
+    let (kind, conversion) = match (document.kind, convert_for) {
         (Kind::KubeProxy, Some(role)) => (role.kind(), kube_proxy::convert(&document.fields, role)?),
         (Kind::KubeProxy, None) => bail!(KUBE_PROXYS),
         (kind, _) => (kind, Conversion { settings: settings_of(document), warnings: Vec::new() }),
     };
-    check_for(kind.command(), &settings)?;
+    let Conversion { mut settings, mut warnings } = conversion;
+    warnings.extend(check_for(kind.command(), &mut settings)?);
     let arguments = [&["fairlead"], kind.command()].concat();
     let command = settings::with_defaults(command(), &settings);
     Cli::from_arg_matches(&command.try_get_matches_from(arguments)?)?.validate()?;
     Ok((kind, settings, warnings))
 }
 
-/// The settings of a file of ours for the command that is called.
-fn given_settings(mut document: Document, matches: &ArgMatches) -> Result<Vec<Setting>> {
+/// The settings of a file of ours for the command that is called, and warnings.
+fn given_settings(mut document: Document, matches: &ArgMatches) -> Result<(Vec<Setting>, Vec<String>)> {
     let path = leaf(matches).0;
     let (command, kind) = (path.first().copied().unwrap_or_default(), document.kind);
     if kind == Kind::KubeProxy {
@@ -218,9 +221,9 @@ fn given_settings(mut document: Document, matches: &ArgMatches) -> Result<Vec<Se
     {
         bail!("backend: {backend} does not match `fairlead backend {}`", named.name());
     }
-    let settings = settings_of(document);
-    check_for(&path, &settings)?;
-    Ok(settings)
+    let mut settings = settings_of(document);
+    let warnings = check_for(&path, &mut settings)?;
+    Ok((settings, warnings))
 }
 
 /// The settings of a file of ours.
@@ -228,12 +231,16 @@ fn settings_of(document: Document) -> Vec<Setting> {
     document.fields.into_iter().map(|(field, value)| Setting::new(field.as_str(), field.as_str(), value)).collect()
 }
 
-/// Checks that a command, by the names of its subcommands, accepts these settings.
-fn check_for(path: &[&str], settings: &[Setting]) -> Result<()> {
+/// Checks that a command, by the names of its subcommands, accepts these settings. Gives them their current spelling,
+/// and returns a warning for each other one.
+fn check_for(path: &[&str], settings: &mut [Setting]) -> Result<Vec<String>> {
     let mut command = command();
     command.build();
     let command = path.iter().try_fold(&command, |command, name| command.find_subcommand(name));
-    settings::check(command.context("no such command")?, settings)
+    let command = command.context("no such command")?;
+    let warnings = settings::respell(command, settings);
+    settings::check(command, settings)?;
+    Ok(warnings)
 }
 
 #[cfg(test)]

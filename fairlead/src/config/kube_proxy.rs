@@ -15,13 +15,15 @@ use serde_json::{Map, Value};
 use self::fields::{Effect, Field, modes};
 use super::{BackendName, Kind, Setting, duration};
 
-/// Which process replaces kube-proxy on a node.
+/// What replaces kube-proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TargetRole {
     /// `fairlead local`, which watches the API server itself, as kube-proxy does.
     Local,
     /// `fairlead backend configured`, which follows a frontend.
     Backend,
+    /// A release of the Helm chart: values.
+    Chart,
 }
 
 /// A converted configuration.
@@ -42,10 +44,11 @@ const OOM_SCORE_ADJ: i64 = -999;
 const DEBUG_VERBOSITY: i64 = 4;
 
 impl TargetRole {
-    /// The kind of the configuration of this process.
+    /// The kind of the configuration that has the settings.
     pub(crate) fn kind(self) -> Kind {
         match self {
-            Self::Local => Kind::Local,
+            // The settings are checked before they become values.
+            Self::Local | Self::Chart => Kind::Local,
             Self::Backend => Kind::Backend,
         }
     }
@@ -74,12 +77,13 @@ pub(crate) fn convert(document: &Map<String, Value>, role: TargetRole) -> Result
     let mut values = Values::new();
     flatten(document, "", &mut values);
     values.retain(|path, value| conversion.keeps(path, value, backend));
-    if !values.contains_key("oomScoreAdj") {
+    // The pods of the chart have the score that the kubelet gives them.
+    if !values.contains_key("oomScoreAdj") && role != TargetRole::Chart {
         conversion.set("oomScoreAdj", "oomScoreAdj", OOM_SCORE_ADJ);
     }
     if let Some(file) = values.get("clientConnection.kubeconfig").copied() {
         let field = match role {
-            TargetRole::Local => "kubeconfig",
+            TargetRole::Local | TargetRole::Chart => "kubeconfig",
             TargetRole::Backend => "discoveryKubeconfig",
         };
         conversion.set("clientConnection.kubeconfig", field, file.clone());
@@ -156,9 +160,9 @@ impl Conversion {
                 self.warn(path, "has no effect: Fairlead has no feature gates");
             } else if self.typed(&gates, path, Value::as_bool) == Some(false) {
                 match role {
-                    TargetRole::Local => self.set(path, "externalIps", "none"),
+                    TargetRole::Local | TargetRole::Chart => self.set(path, "externalIPs", "none"),
                     TargetRole::Backend => {
-                        let why = "false has no effect in a backend: set externalIps of the frontend to none";
+                        let why = "false has no effect in a backend: set externalIPs of the frontend to none";
                         self.warn(path, why);
                     }
                 }
@@ -190,7 +194,7 @@ impl Conversion {
         let given = values.get(MODE).copied();
         let mode = given.unwrap_or(&default);
         for (of, path, field) in [
-            ("ClusterCIDR", CLUSTER_CIDR, "clusterCidr"),
+            ("ClusterCIDR", CLUSTER_CIDR, "clusterCIDR"),
             ("BridgeInterface", "detectLocal.bridgeInterface", "podBridgeInterface"),
             ("InterfaceNamePrefix", "detectLocal.interfaceNamePrefix", "podInterfaceNamePrefix"),
         ] {
@@ -225,14 +229,14 @@ impl Conversion {
             _ => has("primary") && given.iter().all(|entry| entry == "primary" || entry == "localhost"),
         };
         let addresses = if is_primary { vec!["primary"] } else { cidrs(&given) };
-        self.set(PATH, "nodeportAddresses", addresses.join(","));
+        self.set(PATH, "nodePortAddresses", addresses.join(","));
 
         let localhost = self.typed(values, LOCALHOST, Value::as_bool);
         let loopback = IpAddr::from([127, 0, 0, 1]);
         let is_covered = |cidr: &&str| cidr.parse::<IpNet>().is_ok_and(|cidr| cidr.contains(&loopback));
         let is_covered = addresses.iter().any(is_covered);
         if backend == BackendName::Iptables && localhost != Some(false) && is_covered {
-            self.set(LOCALHOST, "iptablesLocalhostNodeports", true);
+            self.set(LOCALHOST, "iptablesLocalhostNodePorts", true);
         } else if localhost == Some(true) {
             let why = format!("has no effect: {PATH} does not contain loopback addresses, as in kube-proxy");
             self.warn(LOCALHOST, why);

@@ -11,6 +11,17 @@ use super::{Kind, document::API_VERSION};
 /// The flags whose only value is a list. A file may have it as a list, too.
 const LISTS_IN_ONE_VALUE: [&str; 3] = ["nodeport_addresses", "external_ips", "load_balancer_ips"];
 
+/// The words of flags that fields spell with capitals, as Kubernetes does.
+const SPELLED: [(&str, &str); 7] = [
+    ("arp", "ARP"),
+    ("cidr", "CIDR"),
+    ("cidrs", "CIDRs"),
+    ("ips", "IPs"),
+    ("nodeport", "nodePort"),
+    ("nodeports", "nodePorts"),
+    ("vips", "VIPs"),
+];
+
 /// One field with its value.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Setting {
@@ -24,12 +35,17 @@ pub(crate) struct Setting {
 /// Checks that a command accepts these settings.
 ///
 /// # Errors
-/// Fields that the command does not have, and values that are not allowed, all at once.
+/// Fields that the command does not have, those that are set twice in two spellings, and values that are not allowed,
+/// all at once.
 pub(crate) fn check(command: &Command, settings: &[Setting]) -> Result<()> {
     let check = |setting: &Setting| {
         let flag = flags(command).find(|(flag, _)| field_of(flag) == setting.field);
         let unknown = || format!("`{}` has no such field", command.get_bin_name().unwrap_or_default());
         let (flag, arg) = flag.ok_or_else(unknown)?;
+        let is_set_twice = settings.iter().filter(|other| other.field == setting.field).count() > 1;
+        if is_set_twice {
+            return Err(format!("{} is set twice", setting.field));
+        }
         parse(flag, arg, &flag_values(arg, &setting.value)?)
     };
     let error = |setting: &Setting| Some(format!("{}: {}", setting.path, check(setting).err()?));
@@ -108,16 +124,38 @@ pub(crate) fn flags(command: &Command) -> impl Iterator<Item = (&str, &Arg)> {
     flags.filter(|(flag, _)| !["config", "help", "version"].contains(flag))
 }
 
-/// `max-loss` is `maxLoss` in a file.
+/// `max-loss` is `maxLoss` in a file, and `cluster-cidr` is `clusterCIDR`, as Kubernetes and the chart write it.
 pub(crate) fn field_of(flag: &str) -> String {
-    let mut words = flag.split('-');
-    let mut field = words.next().unwrap_or_default().to_owned();
+    let spelled = |word| SPELLED.iter().find(|(plain, _)| *plain == word).map(|(_, spelled)| *spelled);
+    camel_case(flag.split('-').map(|word| spelled(word).unwrap_or(word)))
+}
+
+/// `["cluster", "CIDR"]` is `clusterCIDR`.
+fn camel_case<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
+    let mut field = String::new();
     for word in words {
         let mut letters = word.chars();
-        field.extend(letters.next().map(|first| first.to_ascii_uppercase()));
+        let first = letters.next().map(|first| if field.is_empty() { first } else { first.to_ascii_uppercase() });
+        field.extend(first);
         field.push_str(letters.as_str());
     }
     field
+}
+
+/// Gives the fields of a file their current spelling, with a warning. Earlier versions had `clusterCidr` in files, and
+/// `clusterCIDRs` in the chart.
+pub(crate) fn respell(command: &Command, settings: &mut [Setting]) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for flag in flags(command).map(|(flag, _)| flag) {
+        let current = field_of(flag);
+        let outdated = [camel_case(flag.split('-')), format!("{current}s")];
+        let is_outdated = |setting: &&mut Setting| setting.field != current && outdated.contains(&setting.field);
+        for setting in settings.iter_mut().filter(is_outdated) {
+            warnings.push(format!("{}: write {current}; the next version does not accept this spelling", setting.path));
+            setting.field.clone_from(&current);
+        }
+    }
+    warnings
 }
 
 impl Setting {
@@ -149,6 +187,9 @@ mod tests {
     #[test]
     fn each_flag_has_its_own_field() {
         assert_eq!(["backend", "max-loss", "tls-client-ca"].map(field_of), ["backend", "maxLoss", "tlsClientCa"]);
+        let spelled =
+            ["cluster-cidr", "nodeport-addresses", "external-ips", "iptables-localhost-nodeports"].map(field_of);
+        assert_eq!(spelled, ["clusterCIDR", "nodePortAddresses", "externalIPs", "iptablesLocalhostNodePorts"]);
         for (_, command) in commands() {
             let fields: Vec<_> = flags(&command).map(|(flag, _)| field_of(flag)).collect();
             assert!(fields.len() > 10, "{fields:?}");
@@ -185,16 +226,16 @@ mod tests {
             ("maxLoss", json!([1, 2]), "[1,2]: expected one value"),
             ("masqueradeAll", json!("true"), "\"true\": expected true or false"),
             ("nodeName", json!(true), "true: expected text (quote it) or a whole number"),
-            ("clusterCidr", json!(["10.0.0.0/8", "x"]), "invalid value 'x'"),
+            ("clusterCIDR", json!(["10.0.0.0/8", "x"]), "invalid value 'x'"),
             ("backend", json!("bpf"), "invalid value 'bpf': expected one of nftables, iptables, ipvs"),
         ] {
             let error = check(&local, &[Setting::new("path", field, value)]).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
         let lists = [
-            ("clusterCidr", json!("10.0.0.0/8, fd00::/8")),
-            ("nodeportAddresses", json!(["10.0.0.0/8", "fd00::/8"])),
-            ("externalIps", json!(["10.0.0.0/8", "fd00::/8"])),
+            ("clusterCIDR", json!("10.0.0.0/8, fd00::/8")),
+            ("nodePortAddresses", json!(["10.0.0.0/8", "fd00::/8"])),
+            ("externalIPs", json!(["10.0.0.0/8", "fd00::/8"])),
         ];
         check(&local, &lists.map(|(field, value)| Setting::new(field, field, value))).unwrap();
     }

@@ -55,6 +55,12 @@ fn kube_proxy_configuration_is_converted() {
         let output = run(&["config", "validate", &ours], &[]);
         assert!(String::from_utf8_lossy(&output.stdout).contains(kind), "{}", stderr(&output));
     }
+    let output = run(&["config", "convert", &config, "--for", "chart"], &[]);
+    let values = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success() && values.contains("mode: ipvs") && values.contains("  oomScoreAdj: -5"),
+        "{values}"
+    );
     let (_directory, config) = file(&kube_proxys.replace("-5", "-5000"));
     let output = run(&["config", "convert", &config], &[]);
     assert!(

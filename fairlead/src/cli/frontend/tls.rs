@@ -106,10 +106,7 @@ impl TlsArgs {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::super::{Command, testing::parse},
-        *,
-    };
+    use super::{super::super::testing::parse, *};
 
     const CERT: [&str; 4] = ["--tls-cert", "c", "--tls-key", "k"];
 

@@ -42,8 +42,8 @@ impl File {
 fn file_sets_what_flags_set() {
     let file = File::ours(
         Kind::Local,
-        "backend: ipvs\nmanifests: m\nmaxLoss: 70\nmasqueradeAll: true\nipvsStrictArp: false\nlog: debug\n\
-         clusterCidr: [10.244.0.0/16, 'fd00::/56']\nnodeportAddresses: [10.0.0.0/8, 192.0.2.0/24]\nipvsExcludeCidrs: 192.0.2.0/24\n",
+        "backend: ipvs\nmanifests: m\nmaxLoss: 70\nmasqueradeAll: true\nipvsStrictARP: false\nlog: debug\n\
+         clusterCIDR: [10.244.0.0/16, 'fd00::/56']\nnodePortAddresses: [10.0.0.0/8, 192.0.2.0/24]\nipvsExcludeCIDRs: 192.0.2.0/24\n",
     );
     let parsed = file.parse(&["local"]).unwrap();
     assert!(parsed.file.is_some());
@@ -72,7 +72,7 @@ fn file_sets_what_flags_set() {
 fn flag_takes_precedence_over_file() {
     let file = File::ours(
         Kind::Local,
-        "backend: ipvs\nkubeconfig: k\nmaxLoss: 70\nclusterCidr: [10.244.0.0/16]\nlog: debug\n",
+        "backend: ipvs\nkubeconfig: k\nmaxLoss: 70\nclusterCIDR: [10.244.0.0/16]\nlog: debug\n",
     );
     let given = file.local(&["--backend", "nftables", "--max-loss=80", "--cluster-cidr=fd00::/56"]);
     assert_eq!(given.any.backend, Some(BackendName::Nftables));
@@ -129,7 +129,7 @@ fn file_and_flags_are_validated_together() {
 #[test]
 fn backend_is_named_by_file_or_command() {
     let named = |file: &File, name: &str| file.parse(&["backend", name]).map(|parsed| parsed.cli.command);
-    let file = File::ours(Kind::Backend, "backend: ipvs\nipvsStrictArp: true\nfrontend: ['unix:/a', 'unix:/b']\n");
+    let file = File::ours(Kind::Backend, "backend: ipvs\nipvsStrictARP: true\nfrontend: ['unix:/a', 'unix:/b']\n");
     match named(&file, "configured").unwrap() {
         Subcommand::Backend(BackendCommand::Configured { stream, any }) => {
             assert!(any.ipvs.ipvs_strict_arp && any.backend == Some(BackendName::Ipvs));
@@ -140,7 +140,7 @@ fn backend_is_named_by_file_or_command() {
     assert!(named(&file, "ipvs").is_ok());
     let error = file.error(&["backend", "nft"]);
     assert!(error.contains("backend: \"ipvs\" does not match `fairlead backend nftables`"), "{error}");
-    let error = File::ours(Kind::Backend, "ipvsStrictArp: true\n").error(&["backend", "nft"]);
+    let error = File::ours(Kind::Backend, "ipvsStrictARP: true\n").error(&["backend", "nft"]);
     assert!(error.contains("`fairlead backend nftables` has no such field"), "{error}");
 }
 
@@ -192,4 +192,17 @@ fn settings_of_the_running_backend_are_defaults() {
     assert!(args.traffic.cluster_cidr.is_empty() && !args.traffic.masquerade_all);
     assert_eq!((args.view.node.as_deref(), &*taken), (Some("b"), &["--backend".to_owned()][..]));
     assert!(diff(&running, &["--of", "kube-proxy"]).0.of.is_some());
+}
+
+#[test]
+fn other_spellings_are_accepted_with_a_warning() {
+    for other in ["clusterCidr", "clusterCIDRs"] {
+        let file = File::ours(Kind::Local, &format!("backend: nft\nmanifests: m\n{other}: 10.244.0.0/16\n"));
+        assert_eq!(file.local(&[]).any.common.traffic.cluster_cidr, ["10.244.0.0/16".parse().unwrap()]);
+        let warning = format!("{other}: write clusterCIDR; the next version does not accept this spelling");
+        assert_eq!(file.parse(&["local"]).unwrap().warnings, [warning]);
+    }
+    let file = File::ours(Kind::Local, "backend: nft\nclusterCidr: 10.0.0.0/8\nclusterCIDR: 10.0.0.0/8\n");
+    assert!(file.error(&["local"]).contains("clusterCIDR is set twice"));
+    assert!(File::ours(Kind::Local, "backend: nft\nclustercidr: x\n").error(&["local"]).contains("no such field"));
 }

@@ -259,14 +259,14 @@ fn pods_and_node_ports_depend_on_several_fields() {
             .insert("mode".to_owned(), if document["iptables"].is_object() { "iptables" } else { "nftables" }.into());
         let conversion = converted(with_mode.into());
         let settings = settings(&conversion);
-        let always = ["backend=", "nodeportAddresses=", "oomScoreAdj=", "iptablesLocalhostNodeports"];
+        let always = ["backend=", "nodePortAddresses=", "oomScoreAdj=", "iptablesLocalhostNodePorts"];
         let special: Vec<_> =
             settings.iter().filter(|flag| !always.iter().any(|prefix| flag.starts_with(prefix))).collect();
         assert_eq!(special, flags.iter().map(as_field).collect::<Vec<_>>().iter().collect::<Vec<_>>());
         let fields: Vec<_> = conversion.warnings.iter().map(|warning| warning.split(':').next().unwrap()).collect();
         assert_eq!(fields, warned, "{document}");
     }
-    let localhost = "iptablesLocalhostNodeports=true";
+    let localhost = "iptablesLocalhostNodePorts=true";
     for (addresses, localhost_node_ports, expected, opens) in [
         (json!(["primary"]), json!(null), "primary", false),
         (json!(["192.168.0.7/16"]), json!(null), "192.168.0.7/16,::/0", false),
@@ -278,7 +278,7 @@ fn pods_and_node_ports_depend_on_several_fields() {
             "nodePortAddresses": addresses, "iptables": {"localhostNodePorts": localhost_node_ports},
         }));
         let settings = settings(&conversion);
-        assert!(settings.contains(&format!("nodeportAddresses={expected}")), "{settings:?}");
+        assert!(settings.contains(&format!("nodePortAddresses={expected}")), "{settings:?}");
         assert_eq!(settings.contains(localhost), opens, "{addresses}");
     }
 }
@@ -294,8 +294,8 @@ fn keywords_of_node_port_addresses_are_read() {
     ] {
         let conversion = converted(json!({"mode": mode, "nodePortAddresses": addresses}));
         let settings = settings(&conversion);
-        assert!(settings.contains(&format!("nodeportAddresses={expected}")), "{addresses}: {settings:?}");
-        assert_eq!(settings.contains("iptablesLocalhostNodeports=true"), opens, "{mode} {addresses}");
+        assert!(settings.contains(&format!("nodePortAddresses={expected}")), "{addresses}: {settings:?}");
+        assert_eq!(settings.contains("iptablesLocalhostNodePorts=true"), opens, "{mode} {addresses}");
         let warned = conversion.warnings.iter().any(|warning| warning.contains("127.0.0.0/8 only with"));
         assert_eq!(warned, addresses.to_string().contains("localhost"), "{addresses}: {:?}", conversion.warnings);
     }
