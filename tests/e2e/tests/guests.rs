@@ -23,6 +23,8 @@ const WITHOUT_IPV6: &[Test] = tests![
     families::ipv4_is_served_in_a_kernel_without_ipv6_by_ipvs,
 ];
 const BESIDE_OTHERS: &[Test] = tests![
+    // First: no other test has loaded a scheduler.
+    ipvs_scheduler::missing_scheduler_is_replaced_by_round_robin,
     ipvs::takeover_from_ipvs_keeps_connections_and_foreign_objects,
     ipvs::backend_adopts_the_device_of_kube_proxy,
     families::ipvs_serves_ipv6_once_it_is_enabled,
@@ -30,8 +32,6 @@ const BESIDE_OTHERS: &[Test] = tests![
 const BACKEND: &[Test] = tests![
     ipvs_backend::ipvs_backend_fulfils_the_contract,
     ipvs::draining_endpoints_are_listed,
-    // Before a test that loads the scheduler.
-    ipvs_scheduler::missing_scheduler_is_replaced_by_round_robin,
     ipvs_scheduler::annotation_changes_the_scheduler_in_place,
     upgrade::ipvs,
 ];
