@@ -13,7 +13,7 @@ use proto::model::IpvsScheduler;
 pub struct Settings {
     /// The options that all backends share.
     pub dataplane: DataplaneOptions,
-    /// The scheduler of virtual servers whose Service names none: kube-proxy's `--ipvs-scheduler`.
+    /// The scheduler of all virtual servers: kube-proxy's `--ipvs-scheduler`.
     pub scheduler: IpvsScheduler,
     /// The timeouts of idle connections; 0 leaves a timeout unchanged: kube-proxy's `--ipvs-{tcp,tcpfin,udp}-timeout`.
     pub timeouts: IpvsTimeouts,

@@ -71,7 +71,6 @@ Examples:
   fairlead frontend --kubeconfig ~/.kube/config            run a frontend for all nodes
   fairlead backend nftables --cluster-cidr 10.244.0.0/16   program this node
   fairlead services --node node-a                          list the service ports of a node
-  fairlead services --node node-a --at 14:03               list them as they were at that time
   fairlead services --kernel                               list this node's IPVS virtual servers
   fairlead endpoints default/web --node node-a             explain which endpoints a node uses
   fairlead plan -f service.yaml                            print what a manifest would change

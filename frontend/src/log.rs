@@ -4,7 +4,7 @@
 //!   changed views ──PreparedChanges──▶ commit ──▶ current views, by digest bucket ──rebuild──▶ whole buckets
 //!   (without the lock)                  │                                                  (snapshot, repair)
 //!                                       ├──▶ history: operations by commit ──difference──▶ those after a revision
-//!                                       ├──▶ changes: how to undo each, for people
+//!                                       ├──▶ changes: what each was, for people
 //!                                       └──▶ digests: all nodes + zone + node ──▶ the expected digest of a node
 //! ```
 //!
@@ -46,7 +46,7 @@ use self::{
     digest_index::{ApplyDigest, DigestIndex},
     history::History,
     node_entry::NodeEntry,
-    operations::{CommitOperations, changed_nodes},
+    operations::{CommitOperations, Recipients, changed_nodes},
 };
 
 pub(crate) use self::{
@@ -136,14 +136,9 @@ impl CommitsSince {
 }
 
 impl ChangesSince {
-    /// What undoes the changes on a node.
-    pub(crate) fn undo<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a Arc<EncodedChunk>> {
-        self.changes.iter().flat_map(move |change| change.undo.chunks(node, &self.zone))
-    }
-
     /// Whether the node was sent something for a change.
     pub(crate) fn concerns(&self, node: &str, change: &LoggedChange) -> bool {
-        change.undo.chunks(node, &self.zone).next().is_some()
+        change.recipients.contains(node, &self.zone)
     }
 }
 
@@ -154,8 +149,7 @@ struct PortChange {
     after: Option<ServicePortView>,
     /// For people.
     summary: String,
-    /// What would be sent to nodes to undo it.
-    undo: CommitRecord,
+    recipients: Recipients,
     /// See [`changed_nodes`].
     nodes: BTreeSet<Arc<str>>,
 }
@@ -185,21 +179,18 @@ impl PreparedChanges {
             if before == after {
                 continue;
             }
-            operations.change(&key, before, after, &zone_of);
-            let mut undo = CommitOperations::default();
-            undo.change(&key, after, before, &zone_of);
-            let undo = CommitRecord::new(undo, BTreeSet::new(), None);
-            let (summary, nodes) = (describe(before, after), changed_nodes(before, after));
-            ports.push(PortChange { key, after: view, summary, undo, nodes });
+
+            let mut of_port = CommitOperations::default();
+            of_port.change(&key, before, after, &zone_of);
+            let recipients = of_port.recipients();
+            operations.append(of_port);
+
+            let summary = describe(before, after);
+            let nodes = changed_nodes(before, after);
+            ports.push(PortChange { key, after: view, summary, recipients, nodes });
         }
         Self { ports, operations, others: changes }
     }
-}
-
-/// What no node is sent.
-#[cfg(test)]
-pub(crate) fn no_operations() -> CommitRecord {
-    CommitRecord::new(CommitOperations::default(), BTreeSet::new(), None)
 }
 
 impl ChangeLog {
@@ -274,9 +265,9 @@ impl ChangeLog {
                 operations.own.entry(name).or_default().push(facts);
             }
         }
-        for PortChange { key, after, summary, undo, nodes } in ports {
+        for PortChange { key, after, summary, recipients, nodes } in ports {
             let cause = causes.remove(&key);
-            self.changes.push(LoggedChange { at, revision, key: key.clone(), summary, cause, undo });
+            self.changes.push(LoggedChange { at, revision, key: key.clone(), summary, cause, recipients });
             self.put_view(key, after, &nodes);
         }
         self.history.push(CommitRecord::new(operations, moved, oldest_trigger));
@@ -287,13 +278,6 @@ impl ChangeLog {
     pub(crate) fn changes_while(&self, node: &str, is_later: impl Fn(SystemTime) -> bool) -> ChangesSince {
         let changes = self.changes.iter().take_while(|change| is_later(change.at));
         ChangesSince { changes: changes.cloned().collect(), zone: self.zone(node).to_owned() }
-    }
-
-    /// The current state of a node, and the changes since a time since which all are known: undone, they lead to the
-    /// state at that time.
-    pub(crate) fn state_at(&mut self, node: &str, at: SystemTime) -> (Vec<Arc<EncodedChunk>>, ChangesSince) {
-        let current = self.snapshot(node).chunks;
-        (current, self.changes_while(node, |time| time > at))
     }
 
     /// The commits between a revision and the current one. `None` when the revision is older than the history, or when

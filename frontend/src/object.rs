@@ -12,7 +12,7 @@ use std::{
 
 use ipnet::IpNet;
 use proto::{
-    model::{IpFamily, IpvsScheduler, NodeInfo, PerFamily, Protocol, SourceVersion, TrafficPolicy},
+    model::{IpFamily, NodeInfo, PerFamily, Protocol, SourceVersion, TrafficPolicy},
     v1::Problem,
 };
 
@@ -73,8 +73,6 @@ pub struct ServiceObject {
     pub affinity_seconds: Option<NonZeroU32>,
     /// `spec.healthCheckNodePort` of a load balancer with external policy Local.
     pub health_check_node_port: Option<NonZeroU16>,
-    /// Annotation `fairlead.io/ipvs-scheduler`.
-    pub ipvs_scheduler: Option<IpvsScheduler>,
     /// Annotation `fairlead.io/reset-connections`, at most what the operator allows; else the operator's choice.
     pub connection_resets: Option<ConnectionResets>,
     /// `spec.ports`, sorted by name and protocol.

@@ -29,14 +29,14 @@ use anyhow::{Context as _, Result};
 use http::request::Parts;
 use proto::v1;
 use runtime::Shutdown;
-use tokio::{task::spawn_blocking, time::timeout};
+use tokio::task::spawn_blocking;
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Code, Response, Status, transport::Server};
 use tracing::info;
 
 use crate::{
     Config, Frontend,
-    clients::{AnswerClient, AnswerPermit, RebuildPermit},
+    clients::{AnswerClient, AnswerPermit},
     cluster::ClusterState,
     context::FrontendContext,
     identity::Identity,
@@ -64,8 +64,6 @@ const HEADERS: u32 = 16 << 10;
 const MAX_PENDING_RESETS: usize = 16;
 /// A connection is closed after this many calls that violate HTTP/2.
 const MAX_STREAM_ERRORS: usize = 64;
-/// The longest wait of a client for the state at an earlier time. Meanwhile it gets no other answer.
-const REBUILD_WAIT: Duration = Duration::from_secs(10);
 /// How much longer the server waits than its sessions do.
 const DRAIN_SLACK: Duration = Duration::from_millis(500);
 
@@ -195,14 +193,6 @@ impl FairleadService {
         self.context.answers.acquire(AnswerClient::new(identity.clone(), *address)).await
     }
 
-    /// Waits in the queue of those that are sent their whole state.
-    async fn rebuild_permit(&self, identity: &Identity) -> Result<RebuildPermit, Status> {
-        let permit = timeout(REBUILD_WAIT, self.context.rebuild_queue.acquire(identity)).await;
-        permit.map_err(|_| {
-            Status::unavailable("many nodes are sent their whole state at the moment: try again in some seconds")
-        })
-    }
-
     async fn status(&self, caller: Caller, request: v1::StatusRequest) -> Answer<v1::StatusResponse> {
         self.authorize(&caller, &request.node)?;
         status::wait(&self.context, &request, self.shutdown.clone()).await?;
@@ -220,8 +210,6 @@ impl FairleadService {
     async fn changes(&self, caller: Caller, request: v1::ChangesRequest) -> Answer<v1::ChangesResponse> {
         self.authorize(&caller, &request.node)?;
         let permit = self.permit(&caller).await;
-        // The state at an earlier time is computed from a snapshot.
-        let _rebuild = if request.at_micros > 0 { Some(self.rebuild_permit(&caller.identity).await?) } else { None };
         let response = changes::response(&self.context.cluster, &request, &caller.identity)?;
         Ok(answer(response, permit))
     }

@@ -25,6 +25,12 @@ fn driver(kernel: &Fake) -> Driver<IpvsDataPlane<Fake>> {
     Driver::new(IpvsDataPlane::new(kernel.clone(), Settings::default()))
 }
 
+/// A backend that was started with this `--ipvs-scheduler`.
+fn driver_with(kernel: &Fake, scheduler: &str) -> Driver<IpvsDataPlane<Fake>> {
+    let settings = Settings { scheduler: scheduler.parse().unwrap(), ..Settings::default() };
+    Driver::new(IpvsDataPlane::new(kernel.clone(), settings))
+}
+
 /// A kernel in which one of two destinations drains.
 async fn draining() -> (Fake, Driver<IpvsDataPlane<Fake>>, NodeState) {
     let kernel = Fake::default();
@@ -514,20 +520,11 @@ async fn urgent_service_ports_come_first() {
 #[tokio::test(start_paused = true)]
 async fn another_scheduler_changes_virtual_servers_and_nothing_else() {
     let kernel = Fake::default();
-    let mut driver = driver(&kernel);
-    let with = |scheduler: Option<&'static str>| {
-        let web = |web: ServiceBuilder| {
-            let web = web.cluster_ip("10.96.0.1").node_port(30_080).endpoints([ONE]);
-            scheduler.into_iter().fold(web, ServiceBuilder::ipvs_scheduler)
-        };
-        mk_state().service("default/web", web).build()
-    };
-    let mut state = with(None);
-    driver.reconcile_all(&state).await.unwrap();
-    for (scheduler, name) in [(Some("wlc"), "wlc"), (Some("mh:port"), "mh"), (Some("mh"), "mh"), (None, "rr")] {
+    let state = web(&[ONE]);
+    driver(&kernel).reconcile_all(&state).await.unwrap();
+    for (scheduler, name) in [("wlc", "wlc"), ("mh:port", "mh"), ("mh", "mh"), ("rr", "rr")] {
         kernel.log();
-        let changes = transition(&mut state, &with(scheduler));
-        driver.apply_all(&state, &changes).await.unwrap();
+        driver_with(&kernel, scheduler).reconcile_all(&state).await.unwrap();
         let log = kernel.log();
         let is_its = |operation: &Operation| {
             matches!(operation, Operation::Change(Object::Server(_), Value::Scheduling(scheduling))
@@ -555,15 +552,13 @@ async fn a_missing_scheduler_is_replaced_and_retried() {
     let kernel = Fake::default();
     kernel.remove_scheduler(Some("wlc"));
     let web = |endpoints: Vec<&'static str>| {
-        let state = mk_state().service("default/other", |other| other.cluster_ip("10.96.0.2").endpoints([ONE]));
-        let web = |web: ServiceBuilder| web.cluster_ip("10.96.0.1").ipvs_scheduler("wlc").endpoints(endpoints);
-        state.service("default/web", web).build()
+        mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1").endpoints(endpoints)).build()
     };
     let scheduler = |kernel: &Fake| match &kernel.objects()[&Object::Server(cluster_ip())] {
         Value::Scheduling(scheduling) => scheduling.scheduler.to_string(),
         value => panic!("{value:?}"),
     };
-    let mut driver = driver(&kernel);
+    let mut driver = driver_with(&kernel, "wlc");
     let mut state = web(vec![ONE]);
     let applied = driver.reconcile_all(&state).await.unwrap();
     let [failure] = &applied.failures[..] else { panic!("{applied:?}") };

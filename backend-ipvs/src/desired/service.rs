@@ -343,7 +343,7 @@ impl Port<'_> {
 
     fn scheduling(&self) -> Scheduling {
         let port = &self.service.port;
-        let scheduler = port.ipvs_scheduler.unwrap_or(self.context.settings.scheduler);
+        let scheduler = self.context.settings.scheduler;
         let affinity = port.affinity_seconds;
         // Always: otherwise they refuse clients whose hash leads to a draining destination.
         let fallback = matches!(scheduler, IpvsScheduler::Sh(_) | IpvsScheduler::Mh(_));

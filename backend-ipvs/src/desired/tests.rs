@@ -149,7 +149,7 @@ fn a_service_with_affinity_has_virtual_servers_by_address() {
 }
 
 #[test]
-fn the_scheduler_of_a_service_overrides_the_option() {
+fn scheduler_is_that_of_the_option() {
     let schedulings = |default: &str, build: fn(ServiceBuilder) -> ServiceBuilder| {
         let state = mk_state()
             .service("default/web", |web| build(web.cluster_ip("10.96.0.1").node_port(30_080).endpoints(ENDPOINTS)))
@@ -174,11 +174,10 @@ fn the_scheduler_of_a_service_overrides_the_option() {
     let both = |name: &str, flags| vec![(name.to_owned(), flags); 2];
     assert_eq!(schedulings("rr", |web| web), both("rr", 0));
     assert_eq!(schedulings("sh:port", |web| web), both("sh", SCHED_FALLBACK | SCHED_PORT));
-    assert_eq!(schedulings("sh:port", |web| web.ipvs_scheduler("wlc")), both("wlc", 0));
-    let given = schedulings("lc", |web| web.ipvs_scheduler("mh:fallback,port"));
-    assert_eq!(given, both("mh", SCHED_FALLBACK | SCHED_PORT));
+    assert_eq!(schedulings("wlc", |web| web), both("wlc", 0));
+    assert_eq!(schedulings("mh:fallback,port", |web| web), both("mh", SCHED_FALLBACK | SCHED_PORT));
     // With affinity a node port has virtual servers at the node's addresses; this node has none.
-    let sticky = schedulings("rr", |web| web.ipvs_scheduler("sh:fallback").affinity(60));
+    let sticky = schedulings("sh:fallback", |web| web.affinity(60));
     assert_eq!(sticky, [("sh".to_owned(), SCHED_FALLBACK | PERSISTENT)]);
 }
 

@@ -64,7 +64,7 @@ impl Grpc {
         let ask = async |mut client: FairleadClient<Channel>, request: Request<EndpointsRequest>| {
             client.endpoints(request).await
         };
-        self.ask_any(request, patience, AfterFailure::AskNext, ask, |_| 0).await
+        self.ask_any(request, patience, AfterFailure::AskNext, ask).await
     }
 
     /// Asks a frontend what would change if objects were applied: the first one that accepts a connection. What one
@@ -74,32 +74,29 @@ impl Grpc {
     /// When the objects are too many, access is denied, or the frontend does not answer.
     pub async fn plan(&self, request: &PlanRequest, patience: Duration) -> Result<PlanResponse> {
         let ask = async |mut client: FairleadClient<Channel>, request: Request<PlanRequest>| client.plan(request).await;
-        self.ask_any(request, patience, AfterFailure::Stop, ask, |_| 0).await
+        self.ask_any(request, patience, AfterFailure::Stop, ask).await
     }
 
-    /// Asks one frontend after the other for the last changes, or for an earlier state of a node, until one answers. If
-    /// the history of none reaches back to that state, the answer is that of the one with the longest.
+    /// Asks one frontend after the other for the last changes until one answers.
     ///
     /// # Errors
     /// When access is denied, or no frontend answers.
     pub async fn changes(&self, request: &ChangesRequest, patience: Duration) -> Result<ChangesResponse> {
         let ask =
             async |mut client: FairleadClient<Channel>, request: Request<ChangesRequest>| client.changes(request).await;
-        self.ask_any(request, patience, AfterFailure::AskNext, ask, |response| missing_micros(request, response)).await
+        self.ask_any(request, patience, AfterFailure::AskNext, ask).await
     }
 
-    /// Asks one frontend after the other until one answers. `missing`: how much an answer does not have; those with
-    /// nothing missing are preferred.
+    /// Asks one frontend after the other until one answers.
     async fn ask_any<Q: Clone, A>(
         &self,
         request: &Q,
         patience: Duration,
         after_failure: AfterFailure,
         ask: impl AsyncFn(FairleadClient<Channel>, Request<Q>) -> Result<Response<A>, Status>,
-        missing: impl Fn(&A) -> u64,
     ) -> Result<A> {
         self.resolve().await;
-        let (mut last_error, mut best) = (None, None::<(u64, A)>);
+        let mut last_error = None;
         let addresses = self.addresses().in_order();
         for address in addresses {
             let mut is_connected = false;
@@ -110,11 +107,7 @@ impl Grpc {
                 Ok(answer.map(Response::into_inner).map_err(|status| (status.clone(), connection.error(status))))
             });
             match answer.await {
-                Ok(Ok(response)) => match missing(&response) {
-                    0 => return Ok(response),
-                    missing if best.as_ref().is_some_and(|(least, _)| *least <= missing) => {}
-                    missing => best = Some((missing, response)),
-                },
+                Ok(Ok(response)) => return Ok(response),
                 // Another frontend would answer the same.
                 Ok(Err((status, _)))
                     if matches!(status.code(), Code::NotFound | Code::InvalidArgument | Code::OutOfRange) =>
@@ -128,10 +121,7 @@ impl Grpc {
                 break;
             }
         }
-        match best {
-            Some((_, response)) => Ok(response),
-            None => Err(last_error.unwrap_or_else(|| anyhow!("no address of a frontend is known"))),
-        }
+        Err(last_error.unwrap_or_else(|| anyhow!("no address of a frontend is known")))
     }
 
     /// Asks one frontend about a drain, on a connection that many such questions share.
@@ -153,15 +143,6 @@ pub(super) async fn within<A>(patience: Duration, answer: impl Future<Output = R
     timeout(patience, answer).await.with_context(|| format!("no answer within {patience:?}")).flatten()
 }
 
-/// By how much the history of a frontend does not reach back to the state that was asked for. Frontends start at
-/// different times.
-fn missing_micros(request: &ChangesRequest, response: &ChangesResponse) -> u64 {
-    match request.at_micros {
-        0 => 0,
-        at => response.complete_since_micros.saturating_sub(at),
-    }
-}
-
 impl AskFrontends for Grpc {
     fn ask(&self, request: DrainedRequest, limit: Duration) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>> {
         Box::pin(async move {
@@ -174,19 +155,5 @@ impl AskFrontends for Grpc {
                 .map(async |address| (address.uri.clone(), within(limit, self.drained(&address, &request)).await));
             Ok(future::join_all(answers).await)
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn longer_history_is_preferred_for_earlier_states() {
-        let since = |complete_since_micros| ChangesResponse { complete_since_micros, ..ChangesResponse::default() };
-        let at = |at_micros| ChangesRequest { at_micros, ..ChangesRequest::default() };
-        let missing = [5, 10, 12, 30].map(|micros| missing_micros(&at(10), &since(micros)));
-        assert_eq!(missing, [0, 0, 2, 20]);
-        assert_eq!(missing_micros(&at(0), &since(30)), 0, "of the last changes, what is known is the answer");
     }
 }

@@ -179,13 +179,6 @@ impl ServiceBuilder {
         self
     }
 
-    /// The IPVS scheduler.
-    #[must_use]
-    pub fn ipvs_scheduler(mut self, scheduler: &str) -> Self {
-        self.service.port.ipvs_scheduler = Some(parse(scheduler));
-        self
-    }
-
     /// The health-check node port.
     #[must_use]
     pub fn health_check_node_port(mut self, port: u16) -> Self {

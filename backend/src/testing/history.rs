@@ -213,7 +213,7 @@ impl History {
     fn facet(&mut self, port: &mut ServicePort) {
         let (service, at) = position(&port.key);
         let family = self.rng.choice(IpFamily::ALL).unwrap_or(IpFamily::V4);
-        match self.rng.u8(0..10) {
+        match self.rng.u8(0..9) {
             0 => port.internal_policy = self.policy(),
             1 => port.external_policy = self.policy(),
             2 => {
@@ -237,10 +237,6 @@ impl History {
             7 => {
                 let check = u16::try_from(32_000 + service).map(number);
                 port.health_check_node_port = self.either(check.ok());
-            }
-            8 => {
-                let scheduler = self.rng.choice(["wlc", "mh:port"]).and_then(|name| name.parse().ok());
-                port.ipvs_scheduler = self.either(scheduler);
             }
             _ => port.any_endpoints[family] = self.rng.bool(),
         }

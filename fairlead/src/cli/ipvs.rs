@@ -15,7 +15,7 @@ use crate::config::{BackendName, cidr, duration};
 #[derive(Debug, Default, PartialEq, Args)]
 pub(crate) struct IpvsArgs {
     /// For ipvs: schedule connections with rr, wrr, lc, wlc, sh, dh, sed, nq or mh; sh and mh take flags, as in
-    /// mh:fallback,port. Default: rr. The annotation fairlead.io/ipvs-scheduler of a Service takes precedence.
+    /// mh:fallback,port. Default: rr.
     #[arg(long, env = "FAIRLEAD_IPVS_SCHEDULER", value_name = "SCHEDULER")]
     pub(crate) ipvs_scheduler: Option<IpvsScheduler>,
 

@@ -5,7 +5,6 @@ use std::{num::NonZeroUsize, path::PathBuf, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use jiff::Timestamp;
 use proto::state::ServiceName;
 
 use super::{FrontendAddressArgs, RunningBackendArgs, node};
@@ -33,11 +32,6 @@ pub(crate) struct ServicesArgs {
     // No conflict with the flags for a frontend: their variables may be set for the backend of this node.
     #[arg(long)]
     pub(crate) kernel: bool,
-
-    /// List them as they were at this time: RFC 3339, or HH:MM or HH:MM:SS of today, in UTC. Since when that is known,
-    /// depends on how much has changed (`fairlead log`).
-    #[arg(long, value_name = "TIME", value_parser = past_time, conflicts_with = "kernel")]
-    pub(crate) at: Option<u64>,
 
     #[command(flatten)]
     pub(crate) namespace: NamespaceArgs,
@@ -186,22 +180,6 @@ fn service(text: &str) -> std::result::Result<ServiceArg, String> {
     Ok(ServiceArg { namespace: namespace.map(str::to_owned), name: name.to_owned() })
 }
 
-/// Parses a time in the past, today where no date is given: Unix time in microseconds.
-fn past_time(text: &str) -> std::result::Result<u64, String> {
-    let now = Timestamp::now();
-    let time = match text.len() {
-        5 => format!("{}T{text}:00Z", now.strftime("%F")),
-        8 => format!("{}T{text}Z", now.strftime("%F")),
-        _ => text.to_owned(),
-    };
-    let time = time.parse::<Timestamp>();
-    let time = time.map_err(|_| "expected a time such as 14:03, 14:03:20 or 2026-01-31T14:03:00Z, in UTC")?;
-    if time > now {
-        return Err(format!("{time} is in the future"));
-    }
-    u64::try_from(time.as_microsecond()).map_err(|_| format!("{time} is before 1970"))
-}
-
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -258,6 +236,8 @@ mod tests {
     fn only_services_are_listed_from_the_kernel() {
         assert!(parse(&["services", "--kernel", "-o", "json"]).is_ok());
         assert!(parse(&["services", "--node", "node-a"]).is_ok());
+        assert!(parse(&["services", "-n", "shop", "--node", "node-a"]).is_ok());
+        assert!(parse(&["services", "-A"]).is_ok());
         assert!(parse(&["watch", "--kernel"]).is_err());
     }
 
@@ -278,21 +258,6 @@ mod tests {
         for wrong in ["", "/web", "default/", "a/b/c"] {
             assert!(service(wrong).is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn times_are_of_today_and_past() {
-        assert_eq!(past_time("2026-01-01T00:00:00.5Z"), Ok(1_767_225_600_500_000));
-        let midnight = past_time("00:00").unwrap();
-        assert_eq!((past_time("00:00:00"), midnight % 86_400_000_000), (Ok(midnight), 0));
-        for wrong in ["", "25:00", "14:3", "2999-01-01T00:00:00Z", "1960-01-01T00:00:00Z"] {
-            assert!(past_time(wrong).is_err(), "{wrong}");
-        }
-        assert!(parse(&["services", "--at", "00:00", "--node", "node-a"]).is_ok());
-        assert!(parse(&["services", "--at", "00:00", "--kernel"]).is_err());
-        assert!(parse(&["services", "--at", "00:00", "--namespace", "shop", "--node", "node-a"]).is_ok());
-        assert!(parse(&["services", "-n", "shop", "--node", "node-a"]).is_ok());
-        assert!(parse(&["services", "-A"]).is_ok());
     }
 
     #[test]

@@ -27,9 +27,9 @@ pub(crate) async fn run(args: ChangesArgs) -> Result<()> {
     };
     let since = since.and_then(|since| SystemTime::now().checked_sub(since));
     let since_micros = since.map_or(0, unix_micros);
-    let request = ChangesRequest { node: node.unwrap_or_default(), namespace, name, since_micros, at_micros: 0 };
+    let request = ChangesRequest { node: node.unwrap_or_default(), namespace, name, since_micros };
     let response = frontend.grpc()?.changes(&request, RESPONSE_TIMEOUT).await?;
-    let ChangesResponse { complete_since_micros, changes, operations: _ } = response;
+    let ChangesResponse { complete_since_micros, changes } = response;
     let value = json!({ "complete_since_micros": complete_since_micros, "changes": changes });
     print::value(output, &value, || table(&changes))?;
     if since_micros < complete_since_micros {

@@ -1,42 +1,26 @@
-//! `fairlead services`: the service ports of a node's view, now or earlier, or the IPVS virtual servers in this node's
-//! kernel.
+//! `fairlead services`: the service ports of a node's view, or the IPVS virtual servers in this node's kernel.
 
 mod kernel;
 
 use std::{collections::BTreeSet, fmt::Display};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use backend::{NodeState, ServicePortState};
-use proto::{
-    model::{IpFamily, NodeInfo, Operation, PoolClass, ServicePort, TrafficPolicy},
-    v1::{ChangesRequest, ChangesResponse},
-};
+use proto::model::{IpFamily, PoolClass, ServicePort, TrafficPolicy};
 use serde_json::{Value, json};
 
-use super::{
-    changes::time_text,
-    view::{self, RESPONSE_TIMEOUT},
-};
-use crate::{
-    cli::{FrontendAddressArgs, ServicesArgs},
-    print,
-    table::Table,
-    takeover::ConnectionVerdict,
-};
+use super::view;
+use crate::{cli::ServicesArgs, print, table::Table, takeover::ConnectionVerdict};
 
 /// Prints the virtual servers of the kernel, or the first state that the frontend commits.
 pub(crate) async fn run(args: ServicesArgs) -> Result<()> {
-    let ServicesArgs { kernel, at, namespace, view: args } = args;
+    let ServicesArgs { kernel, namespace, view: args } = args;
     if kernel {
         return kernel::run(args.output).await;
     }
     let node = args.node_name()?;
-    let namespace = namespace.namespace;
-    let mut state = match at {
-        Some(at) => state_at(&args.frontend, &node, namespace.clone().unwrap_or_default(), at).await?,
-        None => view::committed(&args.frontend, &node).await?,
-    };
-    if let Some(namespace) = namespace {
+    let mut state = view::committed(&args.frontend, &node).await?;
+    if let Some(namespace) = namespace.namespace {
         keep_namespace(&mut state, &namespace);
     }
     if state.node().is_unknown() {
@@ -47,26 +31,6 @@ pub(crate) async fn run(args: ServicesArgs) -> Result<()> {
         let rows = state.service_ports().values().map(row);
         Table::of(&["SERVICE PORT", "VIPS", "POLICY", "ENDPOINTS", "LOCAL"], rows)
     })
-}
-
-/// The state of a node at a Unix time in microseconds: of one namespace, or of all if the name is empty.
-async fn state_at(frontend: &FrontendAddressArgs, node: &str, namespace: String, at: u64) -> Result<NodeState> {
-    let request = ChangesRequest { node: node.to_owned(), namespace, at_micros: at, ..ChangesRequest::default() };
-    let response = frontend.grpc()?.changes(&request, RESPONSE_TIMEOUT).await?;
-    let ChangesResponse { complete_since_micros: since, operations, .. } = response;
-    if at < since {
-        bail!("--at: no frontend knows the state of {node} then; one knows it since {}", time_text(since));
-    }
-    built(node, operations.into_iter().map(Operation::try_from).collect::<Result<Vec<_>, _>>()?)
-}
-
-/// The state of a node that all operations lead to.
-fn built(node: &str, operations: Vec<Operation>) -> Result<NodeState> {
-    let mut state = NodeState::new(NodeInfo::unknown(node));
-    match state.apply(operations).first() {
-        Some(rejected) => bail!("--at: the frontend cannot undo all changes since then: {rejected}; try another time"),
-        None => Ok(state),
-    }
 }
 
 /// Removes the service ports of other namespaces.
@@ -141,21 +105,9 @@ pub(crate) fn join<T: Display>(elements: impl IntoIterator<Item = T>) -> String 
 mod tests {
     use std::num::NonZeroU16;
 
-    use proto::model::{Protocol, ServicePortKey};
+    use proto::model::{NodeInfo, Protocol, ServicePortKey};
 
     use super::*;
-
-    #[test]
-    fn state_that_does_not_follow_is_an_error() {
-        let key = ServicePortKey::new("default", "web", "", Protocol::Udp);
-        let port = ServicePort::new(key.clone(), NonZeroU16::new(53).unwrap());
-        let put = Operation::PutServicePort(port);
-        let pool = proto::model::PoolId { key, class: PoolClass::Cluster, family: IpFamily::V4 };
-        let change = Operation::ChangePool { pool, add: Vec::new(), remove: Vec::new() };
-        assert_eq!(built("node-a", vec![put, change.clone()]).unwrap().service_ports().values().count(), 1);
-        let error = built("node-a", vec![change]).unwrap_err().to_string();
-        assert!(error.contains("service port default/web/udp does not exist"), "{error}");
-    }
 
     #[test]
     fn service_ports_of_other_namespaces_are_left_out() {

@@ -274,7 +274,6 @@ impl VipClaims {
                 let refusal = resolution.port_of_nodes(*number, Protocol::Tcp, true);
                 resolution.gets(VipClaim::NodePort(*number, Protocol::Tcp), "spec.healthCheckNodePort", refusal)
             }),
-            ipvs_scheduler: service.ipvs_scheduler,
             any_endpoints: PerFamily::default(),
             port: port.port,
             key: key.clone(),

@@ -1,5 +1,5 @@
-//! The most recent changes of service ports: when, because of which object, and how to undo them. For the status page,
-//! `fairlead log` and `fairlead services --at`.
+//! The most recent changes of service ports: when, because of which object, and for which nodes. For the status page
+//! and `fairlead log`.
 //!
 //! They have a limit in memory. Beyond it the history forgets the oldest change of the namespace that takes most of it:
 //! a namespace that changes much loses its own history, not that of others.
@@ -12,7 +12,7 @@ use std::{
 
 use proto::model::{Revision, ServicePortKey};
 
-use super::CommitRecord;
+use super::operations::Recipients;
 use crate::object::Cause;
 
 /// How many changes are kept.
@@ -69,13 +69,12 @@ pub(crate) struct LoggedChange {
     /// For people.
     pub(crate) summary: String,
     pub(crate) cause: Option<Cause>,
-    /// What would be sent to nodes to undo it.
-    pub(crate) undo: CommitRecord,
+    pub(crate) recipients: Recipients,
 }
 
 impl LoggedChange {
     fn size(&self) -> usize {
-        size_of::<Self>() + self.summary.len() + self.undo.size + OVERHEAD
+        size_of::<Self>() + self.summary.len() + self.recipients.size() + OVERHEAD
     }
 }
 
@@ -116,8 +115,8 @@ impl ChangeHistory {
         Self { emptied, newest: Some(start), ..Self::default() }
     }
 
-    /// The time of a commit. It is never before an earlier one, even if the clock is set back: what is undone depends
-    /// on the order.
+    /// The time of a commit. It is never before an earlier one, even if the clock is set back: the last changes since a
+    /// time are those before the first earlier one.
     pub(crate) fn commit_time(&mut self, now: SystemTime) -> SystemTime {
         *self.newest.insert(self.newest.map_or(now, |newest| newest.max(now)))
     }
@@ -199,8 +198,6 @@ mod tests {
 
     use proto::model::Protocol;
 
-    use crate::log::no_operations;
-
     use super::*;
 
     fn time(seconds: u64) -> SystemTime {
@@ -210,7 +207,7 @@ mod tests {
     fn change(namespace: &str, seconds: u64, summary: usize) -> LoggedChange {
         let key = ServicePortKey::new(namespace, "s", "", Protocol::Tcp);
         let (at, revision) = (time(seconds), Revision(seconds));
-        LoggedChange { at, revision, key, summary: "x".repeat(summary), cause: None, undo: no_operations() }
+        LoggedChange { at, revision, key, summary: "x".repeat(summary), cause: None, recipients: Recipients::default() }
     }
 
     #[test]
@@ -257,9 +254,8 @@ mod tests {
     fn emptied_namespaces_are_bounded() {
         let mut history = ChangeHistory::since(time(1));
         for n in 0..=MAX_EMPTIED as u64 {
-            let mut large = change(&format!("ns-{n}"), 2 + n, 0);
-            large.undo.size = 2 * MAX_BYTES;
-            history.push(large);
+            history.push(change(&format!("ns-{n}"), 2 + n, 0));
+            history.forget_oldest(format!("ns-{n}").into());
         }
         assert_eq!((history.emptied.times.len(), history.emptied.by_time.len()), (MAX_EMPTIED, MAX_EMPTIED));
         assert_eq!((history.complete_since("ns-0", ""), history.complete_since("ns-9", "")), (time(2), time(11)));

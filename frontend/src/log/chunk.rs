@@ -184,7 +184,6 @@ mod tests {
         port.external_policy = proto::model::TrafficPolicy::Local;
         port.affinity_seconds = std::num::NonZeroU32::new(u32::MAX);
         port.health_check_node_port = Some(NonZeroU16::MAX);
-        port.ipvs_scheduler = "mh:fallback,port".parse().ok();
         port.any_endpoints = proto::model::PerFamily { v4: true, v6: true };
         let mut node = NodeInfo::unknown("n".repeat(253));
         node.zone = "z".repeat(63).into();

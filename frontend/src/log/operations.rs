@@ -28,7 +28,52 @@ pub(super) struct CommitOperations {
     pub(super) own: BTreeMap<Arc<str>, Vec<Operation>>,
 }
 
+/// The nodes that are sent something for the change of one service port.
+#[derive(Debug, Default)]
+pub(crate) struct Recipients {
+    all: bool,
+    /// For each pool that zones or nodes have of their own. Empty if all nodes are sent something.
+    scoped: Vec<Scoped<bool>>,
+    own: BTreeSet<Arc<str>>,
+}
+
+impl Recipients {
+    pub(super) fn contains(&self, node: &str, zone: &str) -> bool {
+        self.all || self.scoped.iter().any(|pools| *pools.resolve(node, zone)) || self.own.contains(node)
+    }
+
+    /// About its memory in bytes.
+    pub(super) fn size(&self) -> usize {
+        /// A name and its entry in a map.
+        const ENTRY: usize = 64;
+        let of_scopes = self.scoped.iter().map(|pools| 1 + pools.zones.len() + pools.nodes.len());
+        ENTRY * (of_scopes.sum::<usize>() + self.own.len())
+    }
+}
+
 impl CommitOperations {
+    /// Adds the operations of another service port.
+    pub(super) fn append(&mut self, other: Self) {
+        let Self { all, scoped, own } = other;
+        self.all.extend(all);
+        self.scoped.extend(scoped);
+        for (node, operations) in own {
+            self.own.entry(node).or_default().extend(operations);
+        }
+    }
+
+    pub(super) fn recipients(&self) -> Recipients {
+        if !self.all.is_empty() {
+            return Recipients { all: true, ..Recipients::default() };
+        }
+        let own = self.own.iter().filter(|(_, operations)| !operations.is_empty());
+        Recipients {
+            all: false,
+            scoped: self.scoped.iter().map(has_operations).collect(),
+            own: own.map(|(node, _)| node.clone()).collect(),
+        }
+    }
+
     /// Adds the change of a service port from one view to another. `zone_of` returns the zone of a node.
     pub(super) fn change<'a>(
         &mut self,
@@ -70,6 +115,14 @@ impl CommitOperations {
             }
         }
     }
+}
+
+/// Whether nodes of each scope are sent something.
+fn has_operations(pools: &Scoped<Chunks>) -> Scoped<bool> {
+    let each = |chunks: &BTreeMap<Arc<str>, Chunks>| -> BTreeMap<_, _> {
+        chunks.iter().map(|(name, chunks)| (name.clone(), !chunks.is_empty())).collect()
+    };
+    Scoped { default: !pools.default.is_empty(), zones: each(&pools.zones), nodes: each(&pools.nodes) }
 }
 
 /// The nodes whose own pools differ between two views, or whose zones have other ones: their digests are relative to

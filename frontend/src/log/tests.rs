@@ -595,7 +595,7 @@ fn changes_are_described_before_the_log_is_locked() {
     let prepared = PreparedChanges::new(changes, &before, |_| "");
     let [change] = &prepared.ports[..] else { panic!("{prepared:?}") };
     assert_eq!((&*change.key.name, &*change.summary), ("web", "endpoints 2 -> 3: +10.0.0.3:8080"));
-    assert!(change.undo.chunks("node-0", "").next().is_some());
+    assert!(change.recipients.contains("node-0", ""));
 }
 
 #[test]
@@ -641,39 +641,25 @@ fn change_on_one_node_visits_no_other_one() {
 }
 
 #[test]
-fn undone_changes_lead_back_to_any_time() {
+fn change_concerns_the_nodes_that_are_sent_something() {
     let hints = |last: u8, node: &str, zone: &str| SliceEndpoint {
         zone_hints: vec![zone.into()],
         ..endpoint(&format!("10.0.0.{last}"), node)
     };
     let nodes = [("node-0", "zone-a"), ("node-1", "zone-b")].map(|(name, zone)| put(node(name, zone)));
-    let mut cluster = Cluster::of(nodes.into_iter().chain([put(service("web", "10.96.0.1"))]));
-    let steps = [
-        vec![web(endpoints(1..=9))],
-        vec![web(vec![hints(1, "node-0", "zone-a"), hints(2, "node-1", "zone-b")]), put(service("new", "10.96.0.3"))],
-        vec![put(service("web", "10.96.0.2"))],
-        vec![Change::Delete(ObjectKind::Service, ObjectName::new("ns", "web"))],
-        vec![put(service("web", "10.96.0.2")), web(endpoints(3..=5))],
-    ];
-    let mut expected = Vec::new();
-    for step in steps {
-        cluster.commit(step);
-        let states = ["node-0", "node-1"].map(|name| state_of(name, cluster.log.snapshot(name).chunks));
-        expected.push((SystemTime::now(), states));
-        std::thread::sleep(std::time::Duration::from_millis(2));
-    }
-    for (at, states) in expected {
-        let then = ["node-0", "node-1"].map(|name| {
-            let (current, later) = cluster.log.state_at(name, at);
-            state_of(name, current.iter().chain(later.undo(name)).cloned().collect())
-        });
-        assert_eq!(then, states);
-    }
-}
-
-fn state_of(name: &str, chunks: Vec<Arc<EncodedChunk>>) -> proto::state::NodeState {
-    let mut state = proto::state::NodeState::new(NodeInfo::unknown(name));
-    let rejected = state.apply(chunks.iter().flat_map(|chunk| chunk.operations().iter().cloned()));
-    assert_eq!(rejected, []);
-    state
+    let both = vec![hints(1, "node-0", "zone-a"), hints(2, "node-1", "zone-b")];
+    let mut cluster = Cluster::of(nodes.into_iter().chain([put(service("web", "10.96.0.1")), web(both.clone())]));
+    let mut concerned = |change| {
+        cluster.commit([change]);
+        let log = &cluster.log;
+        ["node-0", "node-1"].map(|name| {
+            let since = log.changes_while(name, |_| true);
+            since.concerns(name, &since.changes[0])
+        })
+    };
+    assert_eq!(concerned(put(service("web", "10.96.0.2"))), [true, true], "another VIP");
+    let [_, in_b] = &both[..] else { panic!("{both:?}") };
+    let moved = vec![hints(3, "node-0", "zone-a"), in_b.clone()];
+    assert_eq!(concerned(web(moved)), [true, false], "the pool of one zone");
+    assert_eq!(concerned(Change::Delete(ObjectKind::Service, ObjectName::new("ns", "web"))), [true, true]);
 }

@@ -1,11 +1,8 @@
-//! The call `Changes`: the last changes of service ports, or the state of a node at an earlier time.
+//! The call `Changes`: the last changes of service ports.
 
-use std::{
-    sync::Arc,
-    time::{Duration, UNIX_EPOCH},
-};
+use std::sync::Arc;
 
-use proto::{convert::unix_micros, model::Operation, v1};
+use proto::{convert::unix_micros, v1};
 use tonic::Status;
 
 use super::require_ready;
@@ -20,54 +17,34 @@ pub(super) fn response(
     request: &v1::ChangesRequest,
     client: &Identity,
 ) -> Result<v1::ChangesResponse, Status> {
-    let v1::ChangesRequest { node, namespace, name, since_micros, at_micros } = request;
+    let v1::ChangesRequest { node, namespace, name, since_micros } = request;
     require_ready(cluster)?;
-    if *at_micros > 0 && (node.is_empty() || !name.is_empty()) {
-        return Err(Status::invalid_argument("at_micros: needs a node, and no name of a Service"));
-    }
-    // Commits need the log: it is locked only to collect what the answer follows from.
-    let mut log = cluster.log();
-    // Rounded up, since the time of a change is rounded down.
-    let complete_since_micros = unix_micros(log.changes.complete_since(namespace, node)) + 1;
-    let mut response = v1::ChangesResponse { complete_since_micros, ..v1::ChangesResponse::default() };
-    if *at_micros == 0 {
-        let since = log.changes_while(node, |at| unix_micros(at) > *since_micros);
-        drop(log);
-        let is_named = |change: &&Arc<LoggedChange>| {
-            let key = &change.key;
-            (namespace.is_empty() || *key.namespace == **namespace) && (name.is_empty() || *key.name == **name)
-        };
-        let concerns = |change: &&Arc<LoggedChange>| node.is_empty() || since.concerns(node, change);
-        let mut changes = since.changes.iter().filter(is_named).filter(concerns);
-        response.changes = changes.by_ref().take(MAX_LISTED).map(|change| wire(change, client)).collect();
-        if let (Some(_), Some(oldest)) = (changes.next(), response.changes.last()) {
-            // Others of the same time may have been left out.
-            response.complete_since_micros = complete_since_micros.max(oldest.at_micros + 1);
-        }
-    } else if *at_micros >= complete_since_micros {
-        let at = UNIX_EPOCH.checked_add(Duration::from_micros(*at_micros));
-        let (current, later) = log.state_at(node, at.unwrap_or_else(std::time::SystemTime::now));
-        drop(log);
-        let operations = current.iter().chain(later.undo(node)).flat_map(|chunk| chunk.operations());
-        let wanted = operations.filter(|operation| namespace.is_empty() || concerns_namespace(operation, namespace));
-        response.operations = wanted.map(Into::into).collect();
-    }
-    Ok(response)
-}
 
-/// Whether an operation concerns service ports of a namespace, or facts.
-fn concerns_namespace(operation: &Operation, namespace: &str) -> bool {
-    let key = match operation {
-        Operation::PutServicePort(port) => &port.key,
-        Operation::RemoveServicePort(key) => key,
-        Operation::ChangePool { pool, .. } | Operation::ReplacePool { pool, .. } => &pool.key,
-        Operation::PutNode(_) | Operation::PutCluster(_) | Operation::ResetBucket(_) => return true,
+    // Commits need the log: it is locked only to collect what the answer follows from.
+    let (since, complete_since) = {
+        let log = cluster.log();
+        let since = log.changes_while(node, |at| unix_micros(at) > *since_micros);
+        (since, log.changes.complete_since(namespace, node))
     };
-    *key.namespace == *namespace
+    // Rounded up, since the time of a change is rounded down.
+    let mut complete_since_micros = unix_micros(complete_since) + 1;
+
+    let is_named = |change: &&Arc<LoggedChange>| {
+        let key = &change.key;
+        (namespace.is_empty() || *key.namespace == **namespace) && (name.is_empty() || *key.name == **name)
+    };
+    let concerns = |change: &&Arc<LoggedChange>| node.is_empty() || since.concerns(node, change);
+    let mut named = since.changes.iter().filter(is_named).filter(concerns);
+    let changes: Vec<_> = named.by_ref().take(MAX_LISTED).map(|change| wire(change, client)).collect();
+    if let (Some(_), Some(oldest)) = (named.next(), changes.last()) {
+        // Others of the same time may have been left out.
+        complete_since_micros = complete_since_micros.max(oldest.at_micros + 1);
+    }
+    Ok(v1::ChangesResponse { complete_since_micros, changes })
 }
 
 fn wire(change: &LoggedChange, client: &Identity) -> v1::Change {
-    let LoggedChange { at, revision, key, summary, cause, undo: _ } = change;
+    let LoggedChange { at, revision, key, summary, cause, recipients: _ } = change;
     // The summary may name endpoints that only other nodes use.
     let (cause, summary) =
         if client.sees_cluster() { (cause.as_ref(), summary.clone()) } else { (None, String::new()) };
@@ -162,40 +139,5 @@ mod tests {
         assert_eq!((cut.changes.len(), cut.complete_since_micros), (MAX_LISTED, oldest + 1));
         let complete = list(oldest);
         assert!(complete.changes.len() < MAX_LISTED && complete.complete_since_micros <= oldest);
-    }
-
-    #[test]
-    fn earlier_state_of_one_namespace() {
-        let cluster = cluster();
-        let mut other = service("web", "10.96.0.9");
-        other.name = crate::object::ObjectName::new("other", "web");
-        commit(&cluster, [crate::testing::put(other)]);
-        let namespaces = |namespace: &str| {
-            let (node, namespace) = ("node-0".to_owned(), namespace.to_owned());
-            let request = v1::ChangesRequest { node, namespace, at_micros: u64::MAX, ..Default::default() };
-            let operations = response(&cluster, &request, &Identity::Trusted).unwrap().operations;
-            let operations = operations.into_iter().map(|operation| Operation::try_from(operation).unwrap());
-            let puts = operations.filter_map(|operation| match operation {
-                Operation::PutServicePort(port) => Some(port.key.namespace.to_string()),
-                _ => None,
-            });
-            puts.collect::<std::collections::BTreeSet<_>>().into_iter().collect::<Vec<_>>()
-        };
-        assert_eq!(namespaces("other"), ["other"]);
-        assert_eq!(namespaces(""), ["ns", "other"]);
-    }
-
-    #[test]
-    fn earlier_times_than_the_start_are_not_known() {
-        let cluster = cluster();
-        let at = |at_micros| {
-            let request = v1::ChangesRequest { node: "node-0".to_owned(), at_micros, ..v1::ChangesRequest::default() };
-            response(&cluster, &request, &Identity::Trusted).unwrap()
-        };
-        let early = at(1);
-        assert!(early.operations.is_empty() && early.complete_since_micros > 1);
-        assert!(!at(u64::MAX).operations.is_empty());
-        let of_no_node = v1::ChangesRequest { at_micros: 1, ..v1::ChangesRequest::default() };
-        assert!(response(&cluster, &of_no_node, &Identity::Trusted).is_err());
     }
 }

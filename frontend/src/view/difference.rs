@@ -51,7 +51,6 @@ fn fields(before: &ServicePort, after: &ServicePort) -> impl Iterator<Item = Str
         external_policy,
         affinity_seconds,
         health_check_node_port,
-        ipvs_scheduler,
         // They are VIPs, the same, or follow from the endpoints.
         key: _,
         cluster_ips: _,
@@ -66,7 +65,6 @@ fn fields(before: &ServicePort, after: &ServicePort) -> impl Iterator<Item = Str
         changed("external_policy", before.external_policy, *external_policy, policy),
         changed("health_check_node_port", before.health_check_node_port, *health_check_node_port, optional),
         changed("internal_policy", before.internal_policy, *internal_policy, policy),
-        changed("ipvs_scheduler", before.ipvs_scheduler, *ipvs_scheduler, optional),
         changed("port", before.port, *port, |port| port.to_string()),
         changed("source_ranges", &before.source_ranges, source_ranges, |ranges| format!("{} entries", ranges.len())),
     ];
@@ -166,7 +164,6 @@ mod tests {
         after.port.affinity_seconds = std::num::NonZeroU32::new(10);
         after.port.external_policy = TrafficPolicy::Local;
         after.port.health_check_node_port = NonZeroU16::new(30081);
-        after.port.ipvs_scheduler = "mh:port".parse().ok();
         after.port.source_ranges = vec!["192.0.2.0/24".parse().unwrap()];
         after.port.any_endpoints.v4 = true;
         let expected = [
@@ -174,7 +171,6 @@ mod tests {
             "affinity_seconds none -> 10",
             "external_policy Cluster -> Local",
             "health_check_node_port none -> 30081",
-            "ipvs_scheduler none -> mh:port",
             "port 80 -> 81",
             "source_ranges 0 entries -> 1 entries",
         ];

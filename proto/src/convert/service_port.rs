@@ -14,7 +14,7 @@ use super::{
     required, sorted, within,
 };
 use crate::{
-    model::{IpFamily, IpvsScheduler, PerFamily, Protocol, ServicePort, ServicePortKey, TrafficPolicy},
+    model::{IpFamily, PerFamily, Protocol, ServicePort, ServicePortKey, TrafficPolicy},
     v1,
 };
 
@@ -30,10 +30,6 @@ fn port(value: u32, field: &str) -> Result<NonZeroU16, InvalidMessage> {
 
 fn optional_port(value: u32, field: &str) -> Result<Option<NonZeroU16>, InvalidMessage> {
     (value != 0).then(|| port(value, field)).transpose()
-}
-
-fn optional_scheduler(text: &str, field: &str) -> Result<Option<IpvsScheduler>, InvalidMessage> {
-    (!text.is_empty()).then(|| text.parse()).transpose().map_err(|error| InvalidMessage::new(field, error))
 }
 
 fn cluster_ips(wire: &[Bytes]) -> Result<PerFamily<Option<IpAddr>>, InvalidMessage> {
@@ -90,7 +86,6 @@ impl From<&ServicePort> for v1::ServicePort {
             health_check_node_port: port.health_check_node_port.map_or(0, |port| port.get().into()),
             any_endpoints_v4: port.any_endpoints.v4,
             any_endpoints_v6: port.any_endpoints.v6,
-            ipvs_scheduler: port.ipvs_scheduler.map_or_else(String::new, |scheduler| scheduler.to_string()),
         }
     }
 }
@@ -113,7 +108,6 @@ impl TryFrom<v1::ServicePort> for ServicePort {
             affinity_seconds: NonZeroU32::new(wire.affinity_seconds),
             health_check_node_port: optional_port(wire.health_check_node_port, "health_check_node_port")?,
             any_endpoints: PerFamily { v4: wire.any_endpoints_v4, v6: wire.any_endpoints_v6 },
-            ipvs_scheduler: optional_scheduler(&wire.ipvs_scheduler, "ipvs_scheduler")?,
         })
     }
 }

@@ -58,16 +58,6 @@ fn key() -> impl Strategy<Value = ServicePortKey> {
         .prop_map(|(ns, name, port, protocol)| ServicePortKey::new(ns, name, port, Protocol::ALL[protocol]))
 }
 
-fn scheduler() -> impl Strategy<Value = IpvsScheduler> {
-    let flags = || any::<(bool, bool)>().prop_map(|(fallback, port)| SchedulerFlags { fallback, port });
-    prop_oneof![
-        Just(IpvsScheduler::Rr),
-        Just(IpvsScheduler::Wlc),
-        flags().prop_map(IpvsScheduler::Sh),
-        flags().prop_map(IpvsScheduler::Mh),
-    ]
-}
-
 fn policy() -> impl Strategy<Value = TrafficPolicy> {
     prop_oneof![Just(TrafficPolicy::Cluster), Just(TrafficPolicy::Local)]
 }
@@ -83,7 +73,6 @@ prop_compose! {
         (internal_policy, external_policy) in (policy(), policy()),
         affinity_seconds in option::of(1..100_000u32),
         any_endpoints in any::<(bool, bool)>(),
-        ipvs_scheduler in option::of(scheduler()),
     ) -> ServicePort {
         ServicePort {
             key,
@@ -98,7 +87,6 @@ prop_compose! {
             affinity_seconds: affinity_seconds.and_then(NonZeroU32::new),
             health_check_node_port,
             any_endpoints: PerFamily { v4: any_endpoints.0, v6: any_endpoints.1 },
-            ipvs_scheduler,
         }
     }
 }
@@ -331,12 +319,6 @@ fn errors_name_the_field() {
         error_of(put(v1::ServicePort { key: None, ..mk_port() })),
         "batch.operations[0].put_service_port.key: is missing"
     );
-    let scheduler = v1::ServicePort { ipvs_scheduler: "best".into(), ..mk_port() };
-    assert_eq!(
-        error_of(put(scheduler)),
-        "batch.operations[0].put_service_port.ipvs_scheduler: \"best\": \
-         expected one of rr, wrr, lc, wlc, sh, dh, sed, nq, mh"
-    );
     let bad_pool = v1::PoolReplacement {
         key: mk_port().key,
         class: v1::PoolClass::Local.into(),
@@ -430,7 +412,7 @@ fn the_digest_definition_is_fixed() {
     let mut port = ServicePort::new(key, NonZeroU16::new(80).unwrap());
     assert_eq!(Digest::of_service_port(&port), Digest(xxhash_rust::xxh64::xxh64(wire, 1)));
     // An unset field does not change the hash.
-    port.ipvs_scheduler = Some("mh:port".parse().unwrap());
-    let wire = [wire.as_slice(), b"\x72\x07mh:port"].concat();
+    port.any_endpoints.v6 = true;
+    let wire = [wire.as_slice(), b"\x68\x01"].concat();
     assert_eq!(Digest::of_service_port(&port), Digest(xxhash_rust::xxh64::xxh64(&wire, 1)));
 }

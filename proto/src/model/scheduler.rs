@@ -1,4 +1,4 @@
-//! The IPVS scheduler of a service port, where it differs from the backend's default.
+//! The scheduler of IPVS, which `--ipvs-scheduler` selects.
 
 use std::{fmt, str::FromStr};
 
@@ -49,7 +49,7 @@ pub enum ParseSchedulerError {
     Flag(String),
 }
 
-/// The maximum length of an invalid text in errors, in characters: an annotation may be of any length.
+/// The maximum length of an invalid text in errors, in characters.
 const MAX_SHOWN: usize = 40;
 
 impl IpvsScheduler {

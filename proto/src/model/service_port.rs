@@ -12,7 +12,7 @@ use std::{
 use ipnet::IpNet;
 use serde::Serialize;
 
-use super::{IpFamily, IpvsScheduler, PerFamily};
+use super::{IpFamily, PerFamily};
 
 /// A transport protocol, as in Kubernetes `ServicePort.protocol`. The values are IANA protocol numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -77,8 +77,6 @@ pub struct ServicePort {
     pub health_check_node_port: Option<NonZeroU16>,
     /// Whether any endpoint in the cluster can serve. If a pool is empty, true drops packets and false rejects them.
     pub any_endpoints: PerFamily<bool>,
-    /// Annotation `fairlead.io/ipvs-scheduler`, for IPVS only; `None`: the backend's default.
-    pub ipvs_scheduler: Option<IpvsScheduler>,
 }
 
 impl Protocol {
@@ -188,7 +186,6 @@ impl ServicePort {
             affinity_seconds: None,
             health_check_node_port: None,
             any_endpoints: PerFamily::default(),
-            ipvs_scheduler: None,
         }
     }
 

@@ -287,10 +287,6 @@ pub struct ServicePort {
     pub any_endpoints_v4: bool,
     #[prost(bool, tag = "13")]
     pub any_endpoints_v6: bool,
-    /// The IPVS scheduler: rr, wrr, lc, wlc, sh, dh, sed, nq or mh; sh and mh may be followed by ":fallback", ":port" or
-    /// ":fallback,port". Empty: the default of the backend. Other backends ignore it.
-    #[prost(string, tag = "14")]
-    pub ipvs_scheduler: ::prost::alloc::string::String,
 }
 /// Endpoints are packed back to back: address (4 or 16 bytes), port (2 bytes) and, in a local pool, one byte of flags
 /// (bit 0: terminating).
@@ -725,9 +721,6 @@ pub struct ChangesRequest {
     /// later changes, Unix time in microseconds
     #[prost(uint64, tag = "4")]
     pub since_micros: u64,
-    /// instead: the state of the node at this Unix time in microseconds; 0: the changes
-    #[prost(uint64, tag = "5")]
-    pub at_micros: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ChangesResponse {
@@ -737,10 +730,6 @@ pub struct ChangesResponse {
     /// newest first; at most 1000
     #[prost(message, repeated, tag = "2")]
     pub changes: ::prost::alloc::vec::Vec<Change>,
-    /// With at_micros, if that is not earlier than complete_since_micros: lead from an empty state to that of the node;
-    /// with a namespace, to its service ports.
-    #[prost(message, repeated, tag = "3")]
-    pub operations: ::prost::alloc::vec::Vec<Operation>,
 }
 /// A change of a service port.
 #[derive(serde::Serialize)]
@@ -1289,7 +1278,7 @@ pub mod fairlead_client {
             req.extensions_mut().insert(GrpcMethod::new("fairlead.v1.Fairlead", "Plan"));
             self.inner.unary(req, path, codec).await
         }
-        /// The last changes of service ports, or the state of a node at an earlier time. For people and tools.
+        /// The last changes of service ports. For people and tools.
         pub async fn changes(
             &mut self,
             request: impl tonic::IntoRequest<super::ChangesRequest>,

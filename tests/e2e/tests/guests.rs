@@ -32,7 +32,7 @@ const BESIDE_OTHERS: &[Test] = tests![
 const BACKEND: &[Test] = tests![
     ipvs_backend::ipvs_backend_fulfils_the_contract,
     ipvs::draining_endpoints_are_listed,
-    ipvs_scheduler::annotation_changes_the_scheduler_in_place,
+    ipvs_scheduler::restart_with_another_scheduler_changes_it_in_place,
     upgrade::ipvs,
 ];
 

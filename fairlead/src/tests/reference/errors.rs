@@ -68,8 +68,7 @@ const TYPES: &[ErrorType] = &[
         file: "proto/src/model/scheduler.rs",
         name: "ParseSchedulerError",
         heading: "Invalid IPVS scheduler",
-        fix: "Correct `--ipvs-scheduler`, or the annotation `fairlead.io/ipvs-scheduler` of the Service, which \
-              takes precedence.",
+        fix: "Correct `--ipvs-scheduler`.",
     },
 ];
 

@@ -23,9 +23,6 @@ use crate::object::{
 /// A Service with this label, of any value, is for another proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 
-/// The IPVS scheduler, in the form of `--ipvs-scheduler`.
-const IPVS_SCHEDULER_ANNOTATION: &str = "fairlead.io/ipvs-scheduler";
-
 /// The API server's default of `sessionAffinityConfig.clientIP.timeoutSeconds`: three hours.
 const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;
 
@@ -53,7 +50,6 @@ impl Resource for Service {
             external_policy,
             affinity_seconds: affinity_seconds(spec, problems),
             health_check_node_port: health_check_node_port(spec, external_policy, problems),
-            ipvs_scheduler: annotation(&self.metadata, IPVS_SCHEDULER_ANNOTATION, problems),
             connection_resets: annotation(&self.metadata, RESET_CONNECTIONS_ANNOTATION, problems),
             ports: ports(items(spec.ports.as_ref()), problems),
             ..vips

@@ -88,26 +88,6 @@ async fn permit_of_a_client_that_does_not_read_expires() {
 }
 
 #[tokio::test]
-async fn state_at_an_earlier_time_waits_for_a_permit() {
-    let server = Server::start(Transport::Unix, config(1), cluster(SERVICES)).await;
-    let stuck = stuck(&server).await;
-    until(&server, |stats| stats.rebuilds_running == 1).await;
-    let ask = |at_micros| {
-        let mut client =
-            v1::fairlead_client::FairleadClient::new(server.channel.clone()).max_decoding_message_size(64 << 20);
-        let request = v1::ChangesRequest { node: "node-2".to_owned(), at_micros, ..v1::ChangesRequest::default() };
-        async move { client.changes(request).await.unwrap().into_inner() }
-    };
-    ask(0).await;
-    let asked = tokio::spawn(ask(u64::MAX));
-    until(&server, |stats| stats.rebuilds_waiting == 1).await;
-    drop(stuck);
-    let answer = timeout(TIMEOUT, asked).await.unwrap().unwrap();
-    assert!(!answer.operations.is_empty());
-    assert_eq!(until(&server, |stats| stats.rebuilds_running == 0).await.rebuilds, 1, "it is no rebuild");
-}
-
-#[tokio::test]
 async fn waiting_client_is_sent_keepalives_and_drained() {
     let config =
         Config { max_drain_delay: Duration::from_millis(100), drain_grace: Duration::from_millis(100), ..config(1) };

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use proto::model::{IpvsScheduler, Protocol};
+use proto::model::Protocol;
 use serde_json::{Value, json};
 
 use super::*;
@@ -88,9 +88,7 @@ fn whole_service() {
         }),
     );
     service["metadata"]["creationTimestamp"] = json!("1970-01-02T00:00:00Z");
-    service["metadata"]["annotations"] = json!({
-        "fairlead.io/ipvs-scheduler": "wlc", "fairlead.io/reset-connections": "removed", "a/b": "c",
-    });
+    service["metadata"]["annotations"] = json!({ "fairlead.io/reset-connections": "removed", "a/b": "c" });
     let port = |name: &str, protocol, port, node_port| ServiceObjectPort {
         name: name.into(),
         protocol,
@@ -112,7 +110,6 @@ fn whole_service() {
         external_policy: TrafficPolicy::Local,
         affinity_seconds: NonZeroU32::new(60),
         health_check_node_port: NonZeroU16::new(32000),
-        ipvs_scheduler: Some(IpvsScheduler::Wlc),
         connection_resets: Some(ConnectionResets::Removed),
         ports: vec![
             port("dns", Protocol::Tcp, 53, 0),
@@ -404,24 +401,6 @@ fn session_affinity() {
         let (service, found) = parse_valid(&with_spec(fields.clone()));
         assert_eq!(service.affinity_seconds.map(NonZeroU32::get), seconds, "{fields}");
         assert_eq!(found, problems, "{fields}");
-    }
-}
-
-#[test]
-fn ipvs_schedulers() {
-    let field = "metadata.annotations[fairlead.io/ipvs-scheduler]";
-    for (annotation, scheduler, problems) in [
-        ("rr", Some("rr"), vec![]),
-        ("mh:port,fallback", Some("mh:fallback,port"), vec![]),
-        ("best", None, vec![field]),
-        ("wlc:port", None, vec![field]),
-        ("", None, vec![field]),
-    ] {
-        let mut service = with_spec(json!({}));
-        service["metadata"]["annotations"] = json!({"fairlead.io/ipvs-scheduler": annotation});
-        let (service, found) = parse_valid(&service);
-        let text = service.ipvs_scheduler.map(|scheduler| scheduler.to_string());
-        assert_eq!((text.as_deref(), found), (scheduler, texts(&problems)), "{annotation}");
     }
 }
 
