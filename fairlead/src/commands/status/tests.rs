@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Error, anyhow};
 use proto::v1::{
-    NodeStatus, Problem, Protocol, Role, ServicePortFailure, ServicePortKey, StatusResponse, WaitingDrain, WatchPhase,
-    WatchStatus,
+    DrainState, NodeStatus, Problem, Protocol, Role, ServicePortFailure, ServicePortKey, StatusResponse, WaitingDrain,
+    WatchPhase, WatchStatus,
 };
 
 use super::{
@@ -158,6 +158,30 @@ https://a: revision 9 on every connected node, 7 service ports, 21 endpoints
 https://b: revision 4 on every connected node, 7 service ports, 21 endpoints
 ";
     assert_eq!(table::render(&overview, &args(&[])), expected);
+}
+
+/// The picture in the README was taken of real programs.
+#[test]
+fn picture_has_the_words_of_the_command() {
+    let applied = |name, programmed, apply_micros| NodeStatus { apply_micros, ..node(name, programmed) };
+    let drain = WaitingDrain {
+        addresses: vec![[10, 244, 1, 11].to_vec().into()],
+        state: DrainState::Behind.into(),
+        services: vec!["shop/web".to_owned()],
+        behind: vec!["node-c".to_owned()],
+        behind_count: 1,
+        waited_micros: 6_100_000,
+    };
+    let behind = NodeStatus { lag_micros: 6_200_000, ..applied("node-c", 2, 46_000) };
+    let nodes = vec![applied("node-a", 3, 3_000), applied("node-b", 3, 1_000), behind];
+    let status = frontend(1, 3, nodes);
+    let status = StatusResponse { service_ports: 3, endpoints: 8, waiting_drains: vec![drain], ..status };
+    let overview = join(vec![("http://127.0.0.1:7600", Ok(status))], &args(&[]));
+
+    let picture = include_str!("../../../../docs/images/status.svg");
+    for line in table::render(&overview, &args(&[])).lines().filter(|line| !line.is_empty()) {
+        assert!(picture.contains(&format!(">{line}</text>")), "{line}");
+    }
 }
 
 /// No node has anything: the newest revision is none that nodes have programmed.
