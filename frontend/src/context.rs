@@ -5,7 +5,10 @@ use std::{
     time::SystemTime,
 };
 
-use proto::{model::Epoch, v1::Problem};
+use proto::{
+    model::{Epoch, ServicePortKey},
+    v1::Problem,
+};
 use runtime::{failure::CountedLog, lock};
 use tokio::sync::Semaphore;
 
@@ -97,10 +100,38 @@ impl FrontendContext {
         lock(&self.newer_versions).record((client.clone(), is_rolled_back))
     }
 
-    /// All problems, up to about [`MAX_PROBLEMS`]: of TLS and tokens first, then missing Nodes and Nodes that have lost
-    /// their addresses, then of objects.
+    /// All problems, those of [`Self::lost_service_ports`] first.
     pub(crate) fn problems(&self) -> Vec<Problem> {
+        let mut problems = self.lost_service_ports();
+        problems.extend(self.other_problems());
+        problems
+    }
+
+    /// The service ports that have lost their last endpoint since this process started, as problems.
+    pub(crate) fn lost_service_ports(&self) -> Vec<Problem> {
+        let log = self.cluster.log();
+        let as_problem = |key: &ServicePortKey| {
+            let ServicePortKey { namespace, name, .. } = key;
+            let message = format!(
+                "has lost its last endpoint: connections to it fail. `fairlead endpoints {namespace}/{name}` tells why"
+            );
+            problem(format!("service port {key}"), "endpoints", message)
+        };
+
+        let mut problems: Vec<_> = log.lost.iter().take(MAX_LISTED).map(as_problem).collect();
+        let others = log.lost.len() - problems.len();
+        if others > 0 {
+            let message = format!("{others} more service ports have lost their last endpoint; they are not listed");
+            problems.push(problem("service port", "endpoints", message));
+        }
+        problems
+    }
+
+    /// All others, up to about [`MAX_PROBLEMS`]: of TLS and tokens first, then of manifests, missing Nodes and Nodes that
+    /// have lost their addresses, then of objects.
+    pub(crate) fn other_problems(&self) -> Vec<Problem> {
         let mut problems = self.authn_problems();
+        problems.extend(self.freshness.file_problems());
         problems.extend(self.node_problems());
         let index = self.cluster.index();
         let (of_objects, others) = index.problems.first(MAX_PROBLEMS.saturating_sub(problems.len()));

@@ -112,6 +112,8 @@ pub(crate) struct ChangeLog {
     pub(crate) service_ports: usize,
     /// How many endpoints they have.
     pub(crate) endpoints: usize,
+    /// Service ports that had endpoints and have none now.
+    pub(crate) lost: BTreeSet<ServicePortKey>,
     kind_versions: KindVersions,
 }
 
@@ -207,6 +209,7 @@ impl ChangeLog {
             changes: ChangeHistory::default(),
             service_ports: 0,
             endpoints: 0,
+            lost: BTreeSet::new(),
             kind_versions: KindVersions::default(),
         }
     }
@@ -378,10 +381,12 @@ impl ChangeLog {
     fn put_view(&mut self, key: ServicePortKey, view: Option<ServicePortView>, nodes: &BTreeSet<Arc<str>>) {
         let hash = KeyHash::of(&key);
         let bucket = hash.bucket();
+        let mut endpoints_before = 0;
         if let Some(old) = self.buckets[usize::from(bucket)].remove(&key) {
+            endpoints_before = old.endpoints();
             self.account(hash, &old, nodes, Digest::remove);
             self.service_ports -= 1;
-            self.endpoints -= old.endpoints();
+            self.endpoints -= endpoints_before;
         }
         for name in nodes {
             if view.as_ref().is_some_and(|view| view.has_own_pools(name)) {
@@ -391,10 +396,17 @@ impl ChangeLog {
                 self.forget_if_empty(name);
             }
         }
+
+        let endpoints = view.as_ref().map(ServicePortView::endpoints);
+        if endpoints != Some(0) {
+            self.lost.remove(&key);
+        } else if endpoints_before > 0 {
+            self.lost.insert(key.clone());
+        }
         if let Some(view) = view {
             self.account(hash, &view, nodes, Digest::add);
             self.service_ports += 1;
-            self.endpoints += view.endpoints();
+            self.endpoints += endpoints.unwrap_or_default();
             self.buckets[usize::from(bucket)].put(key, Arc::new(view));
         }
     }

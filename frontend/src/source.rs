@@ -57,7 +57,7 @@ impl Source {
     /// One [`SourceUpdate::Replace`] for each kind comes first. From then on failures are logged and retried, never
     /// delivered: what was delivered stays valid. Fails only if it cannot start.
     ///
-    /// An API server is recorded in `freshness`; a directory is not.
+    /// `freshness` has when an API server confirmed the objects, or what is not used in a directory.
     pub async fn run(
         self,
         updates: mpsc::Sender<SourceUpdate>,
@@ -65,7 +65,9 @@ impl Source {
         shutdown: Shutdown,
     ) -> Result<()> {
         match self {
-            Self::Manifests(directory) => manifests::run(directory, manifests::REMOVAL_DELAY, updates, shutdown).await,
+            Self::Manifests(directory) => {
+                manifests::run(directory, manifests::REMOVAL_DELAY, updates, freshness, shutdown).await
+            }
             Self::Kubernetes(api) => {
                 kubernetes::run(api, Deadlines::default(), updates, &freshness, shutdown).await;
                 Ok(())

@@ -49,7 +49,8 @@ pub(crate) struct StatusArgs {
     #[arg(long)]
     pub(crate) all: bool,
 
-    /// List invalid objects of the cluster, and the state of the watches of all frontends, instead of the nodes.
+    /// List service ports that have lost their last endpoint, invalid objects and manifests, and the state of the
+    /// watches of all frontends, instead of the nodes.
     #[arg(long, conflicts_with = "node")]
     pub(crate) problems: bool,
 

@@ -663,3 +663,19 @@ fn change_concerns_the_nodes_that_are_sent_something() {
     assert_eq!(concerned(web(moved)), [true, false], "the pool of one zone");
     assert_eq!(concerned(Change::Delete(ObjectKind::Service, ObjectName::new("ns", "web"))), [true, true]);
 }
+
+#[test]
+fn service_port_without_its_last_endpoint_is_lost_until_it_has_another() {
+    let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), put(service("idle", "10.96.0.2"))]);
+    let mut lost = |change| {
+        cluster.commit([change]);
+        cluster.log.lost.iter().map(|key| key.name.to_string()).collect::<Vec<_>>()
+    };
+    assert!(lost(web(endpoints(1..=2))).is_empty());
+    assert!(lost(web(endpoints(1..=1))).is_empty());
+    assert_eq!(lost(web(Vec::new())), ["web"]);
+    assert_eq!(lost(put(service("web", "10.96.0.3"))), ["web"], "another change");
+    assert!(lost(web(endpoints(3..=3))).is_empty());
+    assert_eq!(lost(web(Vec::new())), ["web"]);
+    assert!(lost(Change::Delete(ObjectKind::Service, ObjectName::new("ns", "web"))).is_empty());
+}

@@ -7,7 +7,11 @@ use std::{
 };
 
 use k8s_openapi::jiff::Timestamp;
-use proto::{digest::BUCKETS, model::Role, v1::Problem};
+use proto::{
+    digest::BUCKETS,
+    model::{Revision, Role},
+    v1::Problem,
+};
 
 use crate::{
     cluster::ClusterState,
@@ -32,12 +36,13 @@ const NODES: &[(&str, &str)] = &[
     ("Node", ""),
     ("State", "state"),
     ("Backend", ""),
+    ("Version", ""),
     ("Revision", "number"),
-    ("Behind", "number"),
-    ("Failures", "number"),
-    ("Last error", ""),
+    ("Lag", "number"),
+    ("Rejected", "number"),
+    ("Reason", ""),
 ];
-const DRAINS: &[(&str, &str)] = &[("Pod", ""), ("Services", ""), ("Waits for", ""), ("Waiting", "number")];
+const DRAINS: &[(&str, &str)] = &[("Draining pod", ""), ("Waiting", "number"), ("Services", ""), ("For", "")];
 const PROBLEMS: &[(&str, &str)] = &[("Object", ""), ("Field", "code"), ("Problem", "")];
 const CHANGES: &[(&str, &str)] = &[("Service port", ""), ("Change", ""), ("Time", ""), ("Revision", "number")];
 const SERVICES: &[(&str, &str)] = &[("Service port", ""), ("Addresses", ""), ("Endpoints", "number")];
@@ -79,18 +84,20 @@ pub(super) struct PageRow {
     pub(super) cells: Vec<String>,
 }
 
-/// The condition of a node, worst first.
+/// The condition of a node, worst first, as in `fairlead status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum NodeCondition {
-    /// It has no stream here.
-    Disconnected,
-    /// It has not programmed a change for longer than [`MAX_LAG`].
-    Behind,
-    /// It could not program something.
-    Failing,
     /// Only a shadow follows it, which programs nothing.
     Shadow,
-    UpToDate,
+    /// It has not programmed a change for longer than [`MAX_LAG`].
+    Behind,
+    /// VIPs of an IP family are not served as a whole.
+    Degraded,
+    /// It rejected service ports.
+    Failing,
+    Healthy,
+    /// It has no stream here, and may have one to another replica.
+    Elsewhere,
 }
 
 impl PageModel {
@@ -99,15 +106,16 @@ impl PageModel {
         let fleet = streams.fleet();
         let nodes = node_rows(&fleet);
         let (services, endpoints) = service_rows(cluster);
+        let lost = context.lost_service_ports();
         // The index, which the problems lock, is never locked while the log is.
         let (revision, changes) = {
             let log = cluster.log();
             let changes = log.changes.iter().take(MAX_CHANGES);
             (log.revision(), changes.map(|change| change_row(change)).collect::<Vec<_>>())
         };
-        let problems = context.problems().into_iter();
-        let problems: Vec<_> =
-            problems.map(|Problem { object, field, message }| PageRow::of([object, field, message])).collect();
+        let problem_class = if lost.is_empty() { "warn" } else { "bad" };
+        let lost = lost.into_iter().map(|problem| PageRow { class: "bad", ..problem_row(problem) });
+        let problems: Vec<_> = lost.chain(context.other_problems().into_iter().map(problem_row)).collect();
         let waiting = drains.count();
 
         let count = |condition| nodes.iter().filter(|(found, _)| *found == condition).count();
@@ -115,28 +123,34 @@ impl PageModel {
         if !cluster.is_ready() {
             figures.push(Figure { class: "bad", ..Figure::new("Not ready", "listing objects") });
         }
-        let up_to_date = Figure::new("Nodes up to date", count(NodeCondition::UpToDate));
-        figures.push(Figure { note: format!("of {}", nodes.len()), ..up_to_date });
-        figures.push(Figure::of_bad("bad", "Disconnected", count(NodeCondition::Disconnected)));
+        figures.push(Figure::of_bad(problem_class, "Problems", problems.len()));
+        figures.push(programmed(&fleet, revision));
+        figures.push(Figure::new("Healthy", count(NodeCondition::Healthy)));
         figures.push(Figure::of_bad("bad", "Behind", count(NodeCondition::Behind)));
-        figures.push(Figure::of_bad("warn", "With failures", count(NodeCondition::Failing)));
-        let shadows = count(NodeCondition::Shadow);
-        figures.extend((shadows > 0).then(|| Figure::of_bad("warn", "Shadows", shadows)));
-        figures.push(Figure::of_bad("warn", "Problems", problems.len()));
-        figures.extend((waiting > 0).then(|| Figure::new("Draining pods", waiting)));
+        figures.push(Figure::of_bad("warn", "With rejected service ports", count(NodeCondition::Failing)));
+        for (condition, name) in [(NodeCondition::Degraded, "Degraded"), (NodeCondition::Shadow, "With only a shadow")]
+        {
+            if count(condition) > 0 {
+                figures.push(Figure::of_bad("warn", name, count(condition)));
+            }
+        }
+        figures.push(Figure::new("Not connected to this replica", count(NodeCondition::Elsewhere)));
+        if waiting > 0 {
+            figures.push(Figure::new("Draining pods", waiting));
+        }
         let ports = Figure::new("Service ports", services.len());
         figures.push(Figure { note: format!("· {endpoints} endpoints"), ..ports });
-        let programmed = fleet.programmed_on_all_nodes().unwrap_or(revision);
-        figures.push(Figure { note: format!("· on all nodes {programmed}"), ..Figure::new("Revision", revision) });
+        figures.push(Figure::new("Revision", revision));
 
         let table = |id, title, columns, empty_text, rows| PageTable { id, title, columns, empty_text, rows };
-        let mut tables =
-            vec![table("nodes", "Nodes", NODES, "No nodes.", nodes.into_iter().map(|(_, row)| row).collect())];
+        let mut tables = vec![
+            table("problems", "Problems", PROBLEMS, "No problems.", problems),
+            table("nodes", "Nodes", NODES, "No nodes.", nodes.into_iter().map(|(_, row)| row).collect()),
+        ];
         if waiting > 0 {
             let drains = drains.longest(MAX_LISTED).into_iter().map(|drain| drain_row(drain, &fleet)).collect();
             tables.push(table("drains", "Draining pods", DRAINS, "None.", drains));
         }
-        tables.push(table("problems", "Problems", PROBLEMS, "No problems.", problems));
         tables.push(table("changes", "Recent changes", CHANGES, "No changes since the start.", changes));
         tables.push(table("services", "Services", SERVICES, "No service ports.", services));
         Self { started: utc(*started), figures, tables }
@@ -164,13 +178,34 @@ impl NodeCondition {
     /// Its text and color.
     fn describe(self) -> (&'static str, &'static str) {
         match self {
-            Self::Disconnected => ("disconnected", "bad"),
-            Self::Behind => ("behind", "bad"),
-            Self::Failing => ("failures", "warn"),
             Self::Shadow => ("shadow", "warn"),
-            Self::UpToDate => ("up to date", "good"),
+            Self::Behind => ("behind", "bad"),
+            Self::Degraded => ("degraded", "warn"),
+            Self::Failing => ("rejected", "warn"),
+            Self::Healthy => ("ok", "good"),
+            Self::Elsewhere => ("not connected to this replica", ""),
         }
     }
+}
+
+/// On how many nodes that are connected here the current revision is programmed.
+fn programmed(fleet: &Fleet, revision: Revision) -> Figure {
+    let is_complete = |status: &StreamStatus| {
+        status.programmed >= revision && status.failures.is_empty() && status.degraded.is_empty()
+    };
+    let connected = fleet.current_backends().count();
+    let complete = fleet.current_backends().filter(|status| is_complete(status)).count();
+
+    let note = match connected {
+        0 => "no node is connected to this replica".to_owned(),
+        _ => format!("of the {connected} nodes connected to this replica"),
+    };
+    let class = if connected > 0 && complete == connected { "" } else { "warn" };
+    Figure { class, note, ..Figure::new("Programmed on", complete) }
+}
+
+fn problem_row(Problem { object, field, message }: Problem) -> PageRow {
+    PageRow::of([object, field, message])
 }
 
 /// The nodes by condition and name.
@@ -178,27 +213,30 @@ fn node_rows(fleet: &Fleet) -> Vec<(NodeCondition, PageRow)> {
     let connected = fleet.current_backends().map(|status| {
         let condition = match status.lag() {
             lag if lag > MAX_LAG => NodeCondition::Behind,
-            _ if !status.failures.is_empty() || !status.degraded.is_empty() => NodeCondition::Failing,
-            _ => NodeCondition::UpToDate,
+            _ if !status.degraded.is_empty() => NodeCondition::Degraded,
+            _ if !status.failures.is_empty() => NodeCondition::Failing,
+            _ => NodeCondition::Healthy,
         };
         (condition, node_row(condition, status, fleet))
     });
     // Of several shadows of a node the first is shown.
     let shadows = fleet.observers().into_iter().rev().filter(|status| status.role == Role::Shadow);
     let shadows: BTreeMap<_, _> = shadows.map(|status| (&status.node, status)).collect();
-    let others = fleet.disconnected().map(|(node, lag)| match shadows.get(node) {
+    let others = fleet.disconnected().map(|(node, _)| match shadows.get(node) {
         Some(shadow) => (NodeCondition::Shadow, node_row(NodeCondition::Shadow, shadow, fleet)),
-        None => {
-            let (state, class) = NodeCondition::Disconnected.describe();
-            let (unknown, error) = ("–".to_owned(), fleet.last_error(node).unwrap_or_default().to_owned());
-            let lag = duration_text(lag);
-            let row = [node.to_string(), state.to_owned(), String::new(), unknown.clone(), lag, unknown, error];
-            (NodeCondition::Disconnected, PageRow { class, ..PageRow::of(row) })
-        }
+        None => (NodeCondition::Elsewhere, elsewhere_row(node, fleet)),
     });
     let mut rows: Vec<_> = connected.chain(others).collect();
     rows.sort_by(|(left, one), (right, other)| (left, &one.cells).cmp(&(right, &other.cells)));
     rows
+}
+
+fn elsewhere_row(node: &str, fleet: &Fleet) -> PageRow {
+    let (state, class) = NodeCondition::Elsewhere.describe();
+    let mut cells = vec![node.to_owned(), state.to_owned()];
+    cells.resize(NODES.len() - 1, String::new());
+    cells.push(fleet.last_error(node).unwrap_or_default().to_owned());
+    PageRow { class, cells }
 }
 
 fn node_row(condition: NodeCondition, status: &StreamStatus, fleet: &Fleet) -> PageRow {
@@ -210,7 +248,8 @@ fn node_row(condition: NodeCondition, status: &StreamStatus, fleet: &Fleet) -> P
     let row = PageRow::of([
         status.node.to_string(),
         state.to_owned(),
-        format!("{} {}", status.backend, status.backend_version),
+        status.backend.clone(),
+        status.backend_version.clone(),
         known(status.programmed.to_string(), status.programmed.0 > 0),
         known(duration_text(lag), lag.as_secs() > 0),
         failures.len().to_string(),
@@ -222,15 +261,17 @@ fn node_row(condition: NodeCondition, status: &StreamStatus, fleet: &Fleet) -> P
 fn drain_row(WaitingDrain { addresses, services, state, since }: WaitingDrain, fleet: &Fleet) -> PageRow {
     let behind = NodesBehind::of(fleet, state, &services);
     let reason = match state {
-        DrainState::Unknown => "no EndpointSlice has its address".to_owned(),
-        DrainState::InUse => "its EndpointSlices, or the last endpoint of a Service".to_owned(),
+        DrainState::Unknown => "an EndpointSlice with its address".to_owned(),
+        DrainState::InUse => "another endpoint, or its EndpointSlice".to_owned(),
         DrainState::Behind(_) => {
             let first: Vec<_> = behind.first.iter().map(ToString::to_string).collect();
-            format!("{} nodes: {}", behind.count, first.join(", "))
+            let more = behind.count - first.len();
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!("nodes {}{more}", first.join(","))
         }
-        DrainState::Drained => "other frontends".to_owned(),
+        DrainState::Drained => "nodes without a frontend".to_owned(),
     };
-    PageRow::of([list(&addresses), list(&services), reason, duration_text(since.elapsed())])
+    PageRow::of([list(&addresses), duration_text(since.elapsed()), list(&services), reason])
 }
 
 fn change_row(LoggedChange { at, revision, key, summary, .. }: &LoggedChange) -> PageRow {
@@ -238,7 +279,7 @@ fn change_row(LoggedChange { at, revision, key, summary, .. }: &LoggedChange) ->
     PageRow::of([key.to_string(), summary.clone(), format!("{passed} ago"), revision.to_string()])
 }
 
-/// The service ports by key, and the number of their endpoints.
+/// The service ports by key, those that have lost their last endpoint first, and the number of their endpoints.
 fn service_rows(cluster: &ClusterState) -> (Vec<PageRow>, usize) {
     let (mut rows, mut endpoints) = (Vec::new(), 0);
     for bucket in 0..BUCKETS {
@@ -248,10 +289,12 @@ fn service_rows(cluster: &ClusterState) -> (Vec<PageRow>, usize) {
             let addresses = list(vip_addresses(&view.port));
             let node_port = view.port.node_port.map(|number| format!("node port {number}"));
             let vips: Vec<_> = [addresses].into_iter().filter(|text| !text.is_empty()).chain(node_port).collect();
-            rows.push(PageRow::of([key.to_string(), vips.join(", "), view.endpoints().to_string()]));
+            let class = if log.lost.contains(key) { "bad" } else { "" };
+            let row = PageRow::of([key.to_string(), vips.join(", "), view.endpoints().to_string()]);
+            rows.push(PageRow { class, ..row });
         }
     }
-    rows.sort_by(|one, other| one.cells.cmp(&other.cells));
+    rows.sort_by(|one, other| (other.class, &one.cells).cmp(&(one.class, &other.cells)));
     (rows, endpoints)
 }
 

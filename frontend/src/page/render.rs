@@ -70,22 +70,24 @@ fn write_table(html: &mut String, table: &PageTable, filter: &str) {
         let _ = writeln!(html, "<p class=\"empty\">{text}</p>\n</section>");
         return;
     }
-    // Wide tables scroll horizontally, also by keyboard.
+    // Wide tables scroll horizontally, also by keyboard. On a narrow screen each row is a list of names and values: the
+    // roles keep it a table for screen readers.
     let _ = writeln!(
         html,
-        "<div class=\"table\" role=\"region\" aria-labelledby=\"{id}\" tabindex=\"0\"><table>\n<thead><tr>"
+        "<div class=\"table\" role=\"region\" aria-labelledby=\"{id}\" tabindex=\"0\"><table role=\"table\">\n\
+         <thead role=\"rowgroup\"><tr role=\"row\">"
     );
     for (column, class) in *columns {
-        let _ = write!(html, "<th scope=\"col\" class=\"{class}\">{column}</th>");
+        let _ = write!(html, "<th scope=\"col\" role=\"columnheader\" class=\"{class}\">{column}</th>");
     }
-    html.push_str("</tr></thead>\n<tbody>\n");
+    html.push_str("</tr></thead>\n<tbody role=\"rowgroup\">\n");
     for PageRow { class, cells } in rows.into_iter().take(MAX_ROWS) {
-        let _ = write!(html, "<tr class=\"{class}\">");
-        for (at, (text, (_, class))) in cells.iter().zip(*columns).enumerate() {
+        let _ = write!(html, "<tr class=\"{class}\" role=\"row\">");
+        for (at, (text, (column, class))) in cells.iter().zip(*columns).enumerate() {
             let text = escaped(text);
             let _ = match at {
-                0 => write!(html, "<th scope=\"row\" class=\"{class}\">{text}</th>"),
-                _ => write!(html, "<td class=\"{class}\">{text}</td>"),
+                0 => write!(html, "<th scope=\"row\" role=\"rowheader\" class=\"{class}\">{text}</th>"),
+                _ => write!(html, "<td data-of=\"{column}\" role=\"cell\" class=\"{class}\">{text}</td>"),
             };
         }
         html.push_str("</tr>\n");

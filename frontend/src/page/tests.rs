@@ -18,7 +18,7 @@ use super::{
 use crate::{
     Config, Frontend,
     context::FrontendContext,
-    testing::{hello, initial, put, service},
+    testing::{endpoint, hello, initial, put, service, slice},
 };
 
 const HOSTILE: &str = "<script>alert('1')</script>\" onload=\"x";
@@ -65,7 +65,7 @@ fn hostile_names_are_escaped() {
 fn pages_of_large_clusters_are_small() {
     let model = model(5_000, 10_000, "a-node-or-service-of-usual-length");
     let page = render::page(&model, "");
-    assert!(page.len() < 100_000, "{} bytes", page.len());
+    assert!(page.len() < 120_000, "{} bytes", page.len());
     assert_eq!(page.matches("<tr").count(), 2 * MAX_ROWS + 2);
     assert!(page.contains("100 of 5000 shown: filter for others."), "{page}");
     assert!(page.contains("100 of 10000 shown"));
@@ -89,12 +89,55 @@ async fn node_that_does_not_serve_an_ip_family_is_not_up_to_date() {
     let context = FrontendContext::new(Config::default());
     let stream = context.streams.register(&hello("node-a"), SyncMode::Snapshot);
     let text = "IPv4 is not programmed: no such table";
-    for (degraded, state, error) in [(vec![], "up to date", ""), (vec![text.to_owned()], "failures", text)] {
+    for (degraded, state, error) in [(vec![], "ok", ""), (vec![text.to_owned()], "degraded", text)] {
         stream.update(|status| status.degraded = degraded);
         let model = PageModel::of(&context);
-        let [row] = &model.tables[0].rows[..] else { panic!("{model:?}") };
-        assert_eq!((row.cells[1].as_str(), row.cells[6].as_str()), (state, error), "{row:?}");
+        let [row] = &model.tables[1].rows[..] else { panic!("{model:?}") };
+        assert_eq!((row.cells[1].as_str(), row.cells[7].as_str()), (state, error), "{row:?}");
     }
+}
+
+/// The newest revision is none that a node has.
+#[tokio::test]
+async fn nothing_is_programmed_without_a_backend() {
+    let context = FrontendContext::new(Config::default());
+    let programmed = || {
+        let model = PageModel::of(&context);
+        let figure = model.figures.into_iter().find(|figure| figure.name == "Programmed on").unwrap();
+        (figure.value, figure.note)
+    };
+    assert_eq!(programmed(), ("0".to_owned(), "no node is connected to this replica".to_owned()));
+    let stream = context.streams.register(&hello("node-a"), SyncMode::Snapshot);
+    let of_one = |value: &str| (value.to_owned(), "of the 1 nodes connected to this replica".to_owned());
+    assert_eq!(programmed(), of_one("0"));
+    let revision = context.cluster.log().revision();
+    stream.update(|status| status.programmed = revision);
+    assert_eq!(programmed(), of_one("1"));
+}
+
+#[test]
+fn service_without_its_last_endpoint_is_first_and_red() {
+    let context = FrontendContext::new(Config::default());
+    let of_web = |endpoints: &[&str]| {
+        let endpoints = endpoints.iter().map(|address| endpoint(address, "node-a")).collect();
+        put(slice("x", "web", endpoints))
+    };
+    let services = [put(service("all", "10.96.0.1")), put(service("web", "10.96.0.2"))];
+    initial([]).into_iter().chain(services).for_each(|update| context.cluster.index().apply(update));
+    for update in [of_web(&["10.0.0.1"]), of_web(&[])] {
+        context.cluster.index().apply(update);
+        let commit = context.cluster.commit(|_| {}).unwrap();
+        context.cluster.publish(commit.revision, commit.kind_versions);
+    }
+
+    let model = PageModel::of(&context);
+    let problems = model.figures.iter().find(|figure| figure.name == "Problems").unwrap();
+    assert_eq!(problems.class, "bad");
+    for table in [&model.tables[0], model.tables.last().unwrap()] {
+        let first = &table.rows[0];
+        assert!(first.class == "bad" && first.cells[0].ends_with("ns/web:http/tcp"), "{table:?}");
+    }
+    assert_eq!(context.problems()[0].object, "service port ns/web:http/tcp");
 }
 
 #[test]

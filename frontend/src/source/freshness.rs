@@ -1,7 +1,9 @@
-//! How up to date a source is, by kind. It tells "nothing has changed" from "the API server does not deliver".
+//! How up to date a source is, by kind. It tells "nothing has changed" from "the API server does not deliver". Of a
+//! directory of manifests: which files are not used.
 //!
 //! ```text
-//!   source ──listed, confirmed, failed──▶ Freshness ──snapshot──▶ Status, metrics
+//!   API server ──listed, confirmed, failed──▶ Freshness ──snapshot──▶ Status, metrics
+//!   manifests ───────────file problems──────▶           ──problems──▶ Status, page
 //! ```
 
 use std::{
@@ -10,17 +12,18 @@ use std::{
     time::Duration,
 };
 
-use proto::v1::WatchPhase;
+use proto::v1::{Problem, WatchPhase};
 use runtime::lock;
 use tokio::time::Instant;
 
 use crate::object::ObjectKind;
 
-/// When an API server last confirmed the objects of each kind. Clones share their content: the source writes, others
-/// read.
+/// When an API server last confirmed the objects of each kind, or which manifests are not used. Clones share their
+/// content: the source writes, others read.
 #[derive(Clone, Debug, Default)]
 pub struct Freshness {
     kinds: Arc<Mutex<BTreeMap<ObjectKind, KindFreshness>>>,
+    file_problems: Arc<Mutex<Vec<Problem>>>,
 }
 
 /// How up to date one kind is.
@@ -57,6 +60,15 @@ impl Freshness {
     pub fn is_outdated(&self) -> bool {
         let kinds = lock(&self.kinds);
         kinds.values().any(|row| row.phase != WatchPhase::NotOffered && is_unconfirmed(row.failures, row.age()))
+    }
+
+    /// What is not used in a directory of manifests, by file. Empty for an API server.
+    pub(crate) fn file_problems(&self) -> Vec<Problem> {
+        lock(&self.file_problems).clone()
+    }
+
+    pub(super) fn set_file_problems(&self, problems: Vec<Problem>) {
+        *lock(&self.file_problems) = problems;
     }
 
     pub(super) fn phase(&self, kind: ObjectKind, phase: WatchPhase) {

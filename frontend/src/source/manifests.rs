@@ -38,6 +38,7 @@ use self::{
     catalog::{Catalog, Refreshed},
     events::FileEvents,
 };
+use super::Freshness;
 use crate::object::{ObjectKind, ObjectProblem, ParsedObject, SourceUpdate};
 
 /// How long to collect events that belong together, such as several files that one command writes.
@@ -57,6 +58,8 @@ struct DirectoryWatcher {
     arrived: Arc<Notify>,
     catalog: Catalog,
     removal_delay: Duration,
+    /// Where the problems of the files are reported.
+    freshness: Freshness,
 }
 
 /// The objects in the text of a file.
@@ -91,9 +94,10 @@ pub(super) async fn run(
     directory: PathBuf,
     removal_delay: Duration,
     updates: mpsc::Sender<SourceUpdate>,
+    freshness: Freshness,
     mut shutdown: Shutdown,
 ) -> Result<()> {
-    let watcher = DirectoryWatcher::new(&directory, removal_delay);
+    let watcher = DirectoryWatcher::new(&directory, removal_delay, freshness);
     let mut watcher = watcher.with_context(|| format!("manifests directory {}", directory.display()))?;
     let watch = async {
         let mut next = watcher.start().await?;
@@ -115,7 +119,7 @@ pub(super) async fn run(
 }
 
 impl DirectoryWatcher {
-    fn new(directory: &Path, removal_delay: Duration) -> Result<Self> {
+    fn new(directory: &Path, removal_delay: Duration, freshness: Freshness) -> Result<Self> {
         let directory = path::absolute(directory)?;
         ensure!(fs::metadata(&directory)?.is_dir(), "not a directory");
         let (events, arrived) = (Arc::<Mutex<FileEvents>>::default(), Arc::<Notify>::default());
@@ -130,7 +134,7 @@ impl DirectoryWatcher {
         let mut inotify = INotifyWatcher::new(handler, notify::Config::default()).context("start inotify")?;
         inotify.watch(&directory, RecursiveMode::NonRecursive).context("watch the directory")?;
         let catalog = Catalog::new(directory.clone());
-        Ok(Self { directory, _inotify: inotify, events, arrived, catalog, removal_delay })
+        Ok(Self { directory, _inotify: inotify, events, arrived, catalog, removal_delay, freshness })
     }
 
     /// All objects, one update for each kind.
@@ -179,6 +183,7 @@ impl DirectoryWatcher {
         });
         let (catalog, refreshed) = refresh.await.context("read manifests")?;
         self.catalog = catalog;
+        self.freshness.set_file_problems(self.catalog.problems());
         Ok(refreshed.map(|Refreshed { updates, problems }| {
             problems.iter().for_each(|(file, problem)| warn!(?file, %problem, "manifest not used, or in part"));
             updates

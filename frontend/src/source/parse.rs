@@ -13,13 +13,13 @@ use std::{
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use proto::model::{Protocol, SourceVersion};
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::object::{ClusterObject, ObjectKind, ObjectName, ObjectProblem, Origin, ParsedObject};
 
 /// A Kubernetes type that a source can deliver.
-pub(super) trait Resource: DeserializeOwned {
+pub(super) trait Resource: DeserializeOwned + Serialize {
     const KIND: ObjectKind;
 
     /// Its usable fields; `None` if it is not for Fairlead, or not usable at all.

@@ -487,7 +487,8 @@ pub struct WatchStatus {
     pub last_error: ::prost::alloc::string::String,
 }
 /// An invalid part of an object in the cluster; the rest of the object takes effect. `object` is "TLS" if it is about
-/// the frontend's certificate files.
+/// the frontend's certificate files, "manifest FILE" about a file that is not used, and "service port NAME" about one
+/// that has lost its last endpoint since the frontend started.
 #[derive(serde::Serialize)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Problem {

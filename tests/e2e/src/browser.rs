@@ -110,10 +110,11 @@ impl Browser {
         assert!(answer["errorText"].is_null(), "{url}: {answer}");
     }
 
-    /// Evaluates an expression in the page.
+    /// Evaluates an expression in the page; of a promise its result.
     #[track_caller]
     pub fn evaluate(&mut self, expression: &str) -> Value {
-        let answer = self.call("Runtime.evaluate", json!({ "expression": expression, "returnByValue": true }));
+        let params = json!({ "expression": expression, "returnByValue": true, "awaitPromise": true });
+        let answer = self.call("Runtime.evaluate", params);
         assert!(answer["exceptionDetails"].is_null(), "{expression}: {answer}");
         answer["result"]["value"].clone()
     }

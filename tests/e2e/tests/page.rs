@@ -4,6 +4,7 @@
 use std::{fs, time::Duration};
 
 use e2e::{Browser, Cluster, Process, eventually, fairlead, manifests::Service, plan};
+use serde_json::json;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const URL: &str = "http://127.0.0.1:7602/";
@@ -34,6 +35,29 @@ const LOW_CONTRAST: &str = r#"(() => {
     return (a + 0.05) / (b + 0.05) < 4.5 ? [element.outerHTML] : [];
   });
 })()"#;
+
+/// The tables that are wider than their place, so that they scroll sideways.
+const WIDE_TABLES: &str = "[...document.querySelectorAll('.table')]
+  .filter((table) => table.scrollWidth > table.clientWidth).map((table) => table.getAttribute('aria-labelledby'))";
+/// The width of a picture, the number of its pixels of a color, and how far down the first of them is.
+const PIXELS: &str = r#"(async (png, colour) => {
+  const image = new Image();
+  image.src = "data:image/png;base64," + png;
+  await image.decode();
+  const canvas = new OffscreenCanvas(image.width, image.height).getContext("2d");
+  canvas.drawImage(image, 0, 0);
+  const { data } = canvas.getImageData(0, 0, image.width, image.height);
+  let [count, first] = [0, image.height];
+  for (let at = 0; at < data.length; at += 4) {
+    if (colour.every((part, n) => data[at + n] === part)) {
+      count += 1;
+      first = Math.min(first, Math.floor(at / 4 / image.width));
+    }
+  }
+  return [image.width, count, first];
+})"#;
+/// The schemes with the background of what is wrong (`--bad-ground` of page.css).
+const SCHEMES: [(&str, [u8; 3]); 2] = [("light", [0xfc, 0xe6, 0xe4]), ("dark", [0x42, 0x20, 0x1e])];
 
 /// Waits until an expression is true in the page.
 #[track_caller]
@@ -78,15 +102,11 @@ fn page_shows_the_state_and_follows_changes() {
     let mut browser = Browser::start(cluster.outside(), &profile);
     browser.emulate_window(1280, 1000, "light");
     browser.open(URL);
+    becomes(&mut browser, "node-a is ok", &format!("{}?.cells[1].innerText === 'ok'", row("nodes", "node-a")));
     becomes(
         &mut browser,
-        "node-a is up to date",
-        &format!("{}?.innerText.includes('up to date')", row("nodes", "node-a")),
-    );
-    becomes(
-        &mut browser,
-        "node-b is disconnected",
-        &format!("{}?.innerText.includes('disconnected')", row("nodes", "node-b")),
+        "node-b is not connected",
+        &format!("{}?.innerText.includes('not connected to this replica')", row("nodes", "node-b")),
     );
     becomes(
         &mut browser,
@@ -109,18 +129,21 @@ fn page_shows_the_state_and_follows_changes() {
     becomes(&mut browser, "node-b has a shadow", &format!("{}?.innerText.includes('shadow')", row("nodes", "node-b")));
     assert_eq!(browser.evaluate("window.mark"), 1);
 
-    let check_layout = |browser: &mut Browser, name: &str| {
-        assert_eq!(browser.evaluate(LOW_CONTRAST), serde_json::json!([]), "{name}");
-        let wide = browser.evaluate("document.documentElement.scrollWidth - innerWidth");
-        assert!(wide.as_i64().is_some_and(|pixels| pixels <= 0), "{name}: {wide} pixels too wide");
-        if let Ok(to) = std::env::var("SCREENSHOTS") {
-            fs::write(format!("{to}/{name}.base64"), browser.screenshot()).expect("a file");
-        }
-    };
-    for scheme in ["light", "dark"] {
+    // A Service that loses all endpoints is the first problem.
+    manifests.apply(&Service::new("late").cluster_ip(plan::cluster_ip(2)).port_all(80, 8080));
+    let first_problem = "document.querySelector('main section tbody tr.bad')?.cells[0].innerText";
+    becomes(&mut browser, "the loss is listed", &format!("{first_problem}?.includes('default/late')"));
+
+    let mut screenshots = Vec::new();
+    for (scheme, colour) in SCHEMES {
         for (width, height) in [(1280, 1000), (375, 800)] {
             browser.emulate_window(width, height, scheme);
-            check_layout(&mut browser, &format!("{scheme}-{width}"));
+            let name = format!("{scheme}-{width}");
+            assert_eq!(browser.evaluate(LOW_CONTRAST), json!([]), "{name}");
+            assert_eq!(browser.evaluate(WIDE_TABLES), json!([]), "{name}");
+            let wide = browser.evaluate("document.documentElement.scrollWidth - innerWidth");
+            assert!(wide.as_i64().is_some_and(|pixels| pixels <= 0), "{name}: {wide} pixels too wide");
+            screenshots.push((name, width, height, colour, browser.screenshot()));
         }
     }
 
@@ -150,4 +173,16 @@ fn page_shows_the_state_and_follows_changes() {
     // Without a frontend the page marks its content as stale.
     frontend.kill();
     becomes(&mut browser, "the page is marked as stale", "!document.getElementById('stale').hidden");
+
+    // What a user sees at first: the problem is in the upper part, and red across the window.
+    browser.open("about:blank");
+    for (name, width, height, colour, png) in screenshots {
+        if let Ok(to) = std::env::var("SCREENSHOTS") {
+            fs::write(format!("{to}/{name}.base64"), &png).expect("a file");
+        }
+        let pixels = browser.evaluate(&format!("{PIXELS}({}, {})", json!(png), json!(colour)));
+        let [seen_width, count, first] = [0, 1, 2].map(|at| pixels[at].as_u64().expect("a number"));
+        assert_eq!(seen_width, u64::from(width), "{name}");
+        assert!(count > u64::from(10 * width) && first < u64::from(height / 2), "{name}: {pixels}");
+    }
 }

@@ -1,7 +1,7 @@
 //! The overview as a table with a summary.
 
 use std::{
-    collections::BTreeMap,
+    collections::BTreeSet,
     fmt::{Display, Write as _},
 };
 
@@ -162,14 +162,16 @@ fn waits_for(drain: &WaitingDrain) -> String {
     }
 }
 
-/// Invalid objects, each once although all frontends report it, and the watches of each frontend.
+/// Problems, each once although all frontends report it, and the watches of each frontend.
 fn problems(text: &mut String, overview: &Overview) {
     let frontends = || overview.frontends.iter();
-    let problems = frontends().flat_map(|(_, status)| &status.problems);
-    let problems: BTreeMap<_, _> =
-        problems.map(|problem| ([&problem.object, &problem.field, &problem.message], problem)).collect();
-    if !problems.is_empty() {
-        let _ = writeln!(text, "{}", Table::of_problems(problems.into_values()));
+    let mut listed = BTreeSet::new();
+    let mut problems = frontends()
+        .flat_map(|(_, status)| &status.problems)
+        .filter(|problem| listed.insert([&problem.object, &problem.field, &problem.message]))
+        .peekable();
+    if problems.peek().is_some() {
+        let _ = writeln!(text, "{}", Table::of_problems(problems));
     }
     let watches: Vec<_> =
         frontends().flat_map(|(address, status)| status.watches.iter().map(move |watch| (address, watch))).collect();
@@ -270,7 +272,7 @@ fn frontend(status: &StatusResponse) -> String {
         let _ = write!(text, ", does not follow the API: {kinds} not confirmed for {age} (--problems has the errors)");
     }
     if !status.problems.is_empty() {
-        let _ = write!(text, ", {} invalid objects (--problems lists them)", status.problems.len());
+        let _ = write!(text, ", {} problems (--problems lists them)", status.problems.len());
     }
     text
 }

@@ -325,8 +325,8 @@ unix:/s    Node   3.0s ago    2       1          refused
 
 1 nodes: 1 healthy, 0 behind, 0 with rejected service ports, 0 without a stream
 programmed on all 1 nodes
-unix:/s: revision 9 on every connected node, 7 service ports, 21 endpoints, not ready: first list of all objects pending, 1 invalid objects (--problems lists them)
-unix:/t: revision 9, no connected node, 7 service ports, 21 endpoints, 1 invalid objects (--problems lists them)
+unix:/s: revision 9 on every connected node, 7 service ports, 21 endpoints, not ready: first list of all objects pending, 1 problems (--problems lists them)
+unix:/t: revision 9, no connected node, 7 service ports, 21 endpoints, 1 problems (--problems lists them)
 ";
     assert_eq!(table::render(&overview, &args(&["--problems"])), expected);
 }

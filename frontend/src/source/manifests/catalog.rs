@@ -7,8 +7,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use proto::v1::Problem;
+
 use super::document::{FileContents, ManifestFormat};
 use crate::object::{ObjectId, ObjectKind, ParsedObject, SourceUpdate};
+
+/// How many problems of files are listed.
+const MAX_LISTED: usize = 100;
 
 /// A directory as it was last read.
 #[derive(Debug, Default)]
@@ -62,12 +67,12 @@ impl Catalog {
                 self.put(name.clone(), contents, &mut before);
             }
         }
-        refreshed.problems.extend(added.iter().filter(|(name, key)| self.is_duplicate(name, key, &added)).map(
-            |(name, (kind, object))| {
-                let problem = "is in another manifest, too: that with the first name is used";
-                (name.clone(), format!("{kind} {object} {problem}"))
-            },
-        ));
+        refreshed.problems.extend(
+            added
+                .iter()
+                .filter(|(name, key)| self.is_duplicate(name, key, &added))
+                .map(|(name, key)| (name.clone(), duplicate(key))),
+        );
         for (key, before) in before {
             match self.get(&key) {
                 None if before.is_some() => refreshed.updates.push(SourceUpdate::Delete(key.0, key.1)),
@@ -83,6 +88,22 @@ impl Catalog {
     /// All objects of a kind that are used.
     pub(super) fn objects(&self, kind: ObjectKind) -> Vec<ParsedObject> {
         self.files_of.keys().filter(|key| key.0 == kind).filter_map(|key| self.get(key)).cloned().collect()
+    }
+
+    /// What is not used in the files as they are now, for operators: the first problems, by file.
+    pub(super) fn problems(&self) -> Vec<Problem> {
+        let of_files =
+            self.files.iter().flat_map(|(name, file)| file.problems.iter().map(move |text| (name, text.clone())));
+        let later_files =
+            self.files_of.iter().flat_map(|(key, files)| files.iter().skip(1).map(move |name| (name, key)));
+        let duplicates = later_files.map(|(name, key)| (name, duplicate(key)));
+
+        let problem = |(name, message): (&OsString, String)| Problem {
+            object: format!("manifest {}", name.display()),
+            field: String::new(),
+            message,
+        };
+        of_files.chain(duplicates).take(MAX_LISTED).map(problem).collect()
     }
 
     /// The files with objects or problems.
@@ -146,6 +167,10 @@ impl Catalog {
     fn get(&self, key: &ObjectId) -> Option<&ParsedObject> {
         self.files.get(self.files_of.get(key)?.first()?)?.objects.get(key)
     }
+}
+
+fn duplicate((kind, object): &ObjectId) -> String {
+    format!("{kind} {object} is in another manifest, too: that with the first name is used")
 }
 
 /// The text of a file. A pipe or device may have no end.

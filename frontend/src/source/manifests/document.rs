@@ -14,7 +14,12 @@ use serde_json::Value;
 use serde_saphyr::Spanned;
 
 use super::super::parse;
-use crate::object::{ObjectId, ObjectKind, ParsedObject};
+use crate::object::{ObjectId, ObjectKind, ObjectProblem, ParsedObject};
+
+/// A misspelled field would otherwise have no effect, and no message. The API server warns of it, too.
+const UNKNOWN_FIELD: &str = "is no field of this kind of object; ignored";
+/// How many unknown fields of an object are reported.
+const MAX_UNKNOWN: usize = 16;
 
 /// The namespace of objects without one, as for `kubectl`.
 const DEFAULT_NAMESPACE: &str = "default";
@@ -113,7 +118,13 @@ impl FileContents {
         if namespaced && is_empty(&metadata["namespace"]) {
             document["metadata"]["namespace"] = DEFAULT_NAMESPACE.into();
         }
-        let parsed = parse::from_json::<R>(&document);
+        let mut parsed = parse::from_json::<R>(&document);
+        if let Ok(Ok(used)) = serde_json::from_value::<R>(document.clone()).map(serde_json::to_value) {
+            let unknown = unknown_fields(&document, &used);
+            parsed
+                .problems
+                .extend(unknown.into_iter().map(|field| ObjectProblem { field, message: UNKNOWN_FIELD.to_owned() }));
+        }
         if is_without_cluster_ip(&document, parsed.kind) {
             let what = format!("Service {} has no spec.clusterIP", parsed.name);
             self.add_problem(position, &format!("{what}, and Fairlead does not allocate one; not programmed"));
@@ -158,6 +169,36 @@ fn json_documents(text: &str) -> Result<Vec<(String, Value)>, String> {
     let documents = serde_json::Deserializer::from_str(text).into_iter::<Value>();
     let number = |(n, document): (usize, _)| Ok((format!("document {}", n + 1), document?));
     documents.enumerate().map(number).collect::<Result<_, serde_json::Error>>().map_err(|error| error.to_string())
+}
+
+/// The paths of the first fields that an object does not have any more after it was decoded and encoded again.
+fn unknown_fields(given: &Value, used: &Value) -> Vec<String> {
+    let mut unknown = Vec::new();
+    collect_unknown("", given, used, &mut unknown);
+    unknown.truncate(MAX_UNKNOWN);
+    unknown
+}
+
+fn collect_unknown(path: &str, given: &Value, used: &Value, unknown: &mut Vec<String>) {
+    match (given, used) {
+        (Value::Object(given), Value::Object(used)) => {
+            for (name, value) in given {
+                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                match used.get(name) {
+                    Some(used) => collect_unknown(&path, value, used, unknown),
+                    // A field without a value is not encoded.
+                    None if value.is_null() => {}
+                    None => unknown.push(path),
+                }
+            }
+        }
+        (Value::Array(given), Value::Array(used)) => {
+            for (at, (given, used)) in given.iter().zip(used).enumerate() {
+                collect_unknown(&format!("{path}[{at}]"), given, used, unknown);
+            }
+        }
+        _ => {}
+    }
 }
 
 fn is_empty(value: &Value) -> bool {

@@ -18,6 +18,7 @@ struct Fixture {
     updates: mpsc::Receiver<SourceUpdate>,
     running: JoinHandle<Result<()>>,
     trigger: Trigger,
+    freshness: Freshness,
 }
 
 impl Fixture {
@@ -34,8 +35,9 @@ impl Fixture {
     async fn with_removal_delay(top: TempDir, delay: Duration) -> (Self, Vec<SourceUpdate>) {
         let (sender, updates) = mpsc::channel(1);
         let (trigger, shutdown) = Shutdown::channel();
-        let running = tokio::spawn(run(top.path().join("m"), delay, sender, shutdown));
-        let mut fixture = Self { top, updates, running, trigger };
+        let freshness = Freshness::default();
+        let running = tokio::spawn(run(top.path().join("m"), delay, sender, freshness.clone(), shutdown));
+        let mut fixture = Self { top, updates, running, trigger, freshness };
         let mut initial = Vec::new();
         for _ in ObjectKind::ALL {
             initial.push(fixture.next().await);
@@ -138,7 +140,10 @@ async fn missing_directory_is_an_error() {
     for (name, reason) in [("missing", "No such file or directory"), ("file", "not a directory")] {
         let (sender, _updates) = mpsc::channel(1);
         let (_trigger, shutdown) = Shutdown::channel();
-        let error = format!("{:#}", run(top.path().join(name), REMOVAL_DELAY, sender, shutdown).await.unwrap_err());
+        let error = format!(
+            "{:#}",
+            run(top.path().join(name), REMOVAL_DELAY, sender, Freshness::default(), shutdown).await.unwrap_err()
+        );
         assert!(error.contains(&format!("{}/{name}", top.path().display())), "{error}");
         assert!(error.contains(reason), "{error}");
     }
@@ -287,4 +292,19 @@ async fn ends_on_shutdown_or_when_the_receiver_is_dropped() {
     let (mut fixture, _) = Fixture::new(&[]).await;
     fixture.updates.close();
     timeout(PATIENCE, &mut fixture.running).await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn problems_of_files_are_those_of_now() {
+    let node = "{apiVersion: v1, kind: Node, metadata: {name: n1}}";
+    let (mut fixture, _) = Fixture::new(&[("a.yaml", "kind: [\n"), ("b.yaml", node), ("c.yaml", node)]).await;
+    let objects = |fixture: &Fixture| {
+        let problems = fixture.freshness.file_problems();
+        problems.into_iter().map(|problem| problem.object).collect::<Vec<_>>()
+    };
+    assert_eq!(objects(&fixture), ["manifest a.yaml", "manifest c.yaml"]);
+
+    fixture.write("a.yaml", "{apiVersion: v1, kind: Node, metadata: {name: n2}}");
+    fixture.next().await;
+    assert_eq!(objects(&fixture), ["manifest c.yaml"]);
 }

@@ -30,6 +30,10 @@ pub fn unreadable_manifests_are_reported(backend: Backend) {
     deployment.manifests().write("gadget", &[gadget]);
     deployment.wait_until_programmed();
     assert_logged(&deployment, mark, &["gadget.yaml", "Gadget"]);
+    let problems = deployment.ask(&["status", "--problems"]);
+    for file in ["broken.yaml", "nameless.yaml", "gadget.yaml"] {
+        assert!(problems.contains(&format!("manifest {file}")), "{problems}");
+    }
     assert_unaffected(&deployment);
 }
 

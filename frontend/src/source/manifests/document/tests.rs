@@ -204,3 +204,15 @@ fn large_file() {
         .collect();
     assert_eq!(read(&documents).objects.len(), 5_000);
 }
+
+#[test]
+fn unknown_fields_are_problems_of_the_object() {
+    let contents = read(
+        "{apiVersion: v1, kind: Service, metadata: {name: web, label: {a: b}}, spec: {clusterIP: 10.0.0.1, \
+         externalIPS: [198.51.100.1], ports: [{port: 80, targetPort: http, node_port: 30080}], selector: null}}",
+    );
+    let [web] = contents.objects.values().collect::<Vec<_>>()[..] else { panic!("{contents:?}") };
+    let fields: Vec<_> = web.problems.iter().map(|problem| &*problem.field).collect();
+    assert_eq!(fields, ["metadata.label", "spec.externalIPS", "spec.ports[0].node_port"]);
+    assert!(web.object.is_some() && web.problems[0].message.contains("is no field"), "{web:?}");
+}
