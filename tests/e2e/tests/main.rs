@@ -33,6 +33,7 @@ mod setup;
 mod shadow;
 mod status;
 mod tls;
+mod tokens;
 mod tools;
 mod translate;
 mod upgrade;

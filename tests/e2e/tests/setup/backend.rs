@@ -19,6 +19,15 @@ impl Fixture {
         command
     }
 
+    /// A backend with this certificate and key.
+    fn backend_with(&self, (certificate, key): (String, String)) -> Command {
+        self.write("node.crt", &certificate);
+        self.write("node.key", &key);
+        let mut command = self.backend("https://localhost:7600");
+        command.arg("--tls-cert").arg(self.path("node.crt")).arg("--tls-key").arg(self.path("node.key"));
+        command
+    }
+
     fn backend_at(&self, address: SocketAddr) -> Command {
         self.backend(&format!("https://{NAME}:{}", address.port()))
     }
@@ -102,14 +111,49 @@ fn unauthenticated() {
 fn not_permitted() {
     let fixture = Fixture::new();
     let _frontend = fixture.real_frontend();
-    let (certificate, key) = fixture.authority.sign("system:node:node-b", "system:nodes", &[]);
-    fixture.write("node.crt", &certificate);
-    fixture.write("node.key", &key);
-    let mut command = fixture.backend("https://localhost:7600");
-    command.arg("--tls-cert").arg(fixture.path("node.crt")).arg("--tls-key").arg(fixture.path("node.key"));
-    let process = fixture.spawn(command);
+    let pair = fixture.authority.sign("system:node:node-b", "system:nodes", &[]);
+    let process = fixture.spawn(fixture.backend_with(pair));
     let line = process.wait_for_line("advice=", 0, DEADLINE);
     assert_contains(&line, &["node node-b", "node node-a", "--node-name"]);
+}
+
+/// The frontend rejects it after the handshake of the client, whose request then fails in one of several ways.
+#[test]
+fn expired_client_certificate() {
+    let fixture = Fixture::new();
+    let _frontend = fixture.real_frontend();
+    let pair = fixture.authority.sign_valid("system:node:node-a", "system:nodes", &[], Validity::Past);
+    let line = fixture.only_line(fixture.backend_with(pair), FAILURE, FAILURE);
+    assert_contains(&line, &["rejects the client certificate (--tls-cert)", "node.crt", "expired at 2021-01-01"]);
+}
+
+#[test]
+fn wrong_common_name() {
+    let fixture = Fixture::new();
+    let _frontend = fixture.real_frontend();
+    let pair = fixture.authority.sign("node-a", "system:nodes", &[]);
+    let line = fixture.only_line(fixture.backend_with(pair), FAILURE, FAILURE);
+    assert_contains(&line, &["its subject has CN", "node-a", "CN=system:node:NAME, O=system:nodes"]);
+}
+
+#[test]
+fn key_of_another_certificate() {
+    let fixture = Fixture::new();
+    let (certificate, _) = fixture.authority.sign("system:node:node-a", "system:nodes", &[]);
+    let (_, key) = fixture.authority.sign("system:node:node-a", "system:nodes", &[]);
+    let line = fixture.only_line(fixture.backend_with((certificate, key)), FAILURE, FAILURE);
+    assert_contains(&line, &["node.key is not the private key of --tls-cert", "node.crt"]);
+}
+
+#[test]
+fn no_ca() {
+    let fixture = Fixture::new();
+    let mut command = fairlead();
+    command.args(["backend", "nft", "--node-name", "node-a", "--conntrack-max-per-core", "0"]);
+    command.args(["--log", "info,fairlead_backend=debug", "--metrics", "none", "--healthz", "none"]);
+    command.args(["--frontend", "https://localhost:7600"]).arg("--state-dir").arg(fixture.path("state"));
+    let line = fixture.only_line(command, FAILURE, FAILURE);
+    assert_contains(&line, &["an https address needs --tls-ca: a file with the CA certificate"]);
 }
 
 /// The server is not a Fairlead frontend, but an HTTP/1.1 server.
