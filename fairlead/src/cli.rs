@@ -433,6 +433,8 @@ mod tests {
         let status = command.find_subcommand_mut("status").unwrap().render_long_help().to_string();
         let places = ["--wait", "--frontend <", "--log-format"].map(|flag| status.find(flag).unwrap());
         assert!(places.is_sorted(), "{status}");
+        let frontend = command.find_subcommand_mut("frontend").unwrap().render_long_help().to_string();
+        assert!(!frontend.contains("Connection to the frontend"), "{frontend}");
     }
 
     #[test]

@@ -56,20 +56,22 @@ pub(crate) fn command() -> Command {
 
 /// Groups flags in help pages, after the other flags of a command. Not by attributes, because a heading would apply to
 /// the flags that follow, too.
-fn with_headings(command: Command) -> Command {
+fn with_headings(mut command: Command) -> Command {
     let groups = [
         (FrontendAddressArgs::augment_args(Command::new("")), "Connection to the frontend"),
         (ConntrackArgs::augment_args(Command::new("")), "Connection tracking (0 leaves a setting unchanged)"),
     ];
-    let with_heading = |arg: Arg| {
-        let has_arg = |group: &Command| group.get_arguments().any(|other| other.get_id() == arg.get_id());
-        let heading = groups.iter().find(|(group, _)| has_arg(group)).map(|(_, heading)| *heading);
-        match heading {
-            Some(heading) => arg.help_heading(heading),
-            None => arg,
+    for (group, heading) in groups {
+        // `fairlead frontend` has flags of the same names for its own certificate.
+        if group.get_arguments().all(|arg| has_argument(&command, arg)) {
+            command = command.mut_args(|arg| if has_argument(&group, &arg) { arg.help_heading(heading) } else { arg });
         }
-    };
-    command.mut_args(with_heading).mut_subcommands(with_headings)
+    }
+    command.mut_subcommands(with_headings)
+}
+
+fn has_argument(command: &Command, arg: &Arg) -> bool {
+    command.get_arguments().any(|own| own.get_id() == arg.get_id())
 }
 
 /// Lets switches take `=true` and `=false`.
@@ -155,7 +157,6 @@ pub(crate) fn with_settings_of(running: &RunningBackend, arguments: &[OsString])
 /// them: the files of the backend may be those of a container.
 fn missing_settings(running: &RunningBackend, command: &Command, given: &ArgMatches) -> Vec<Setting> {
     let connection = FrontendAddressArgs::augment_args(Command::new("connection"));
-    let connects = |arg: &Arg| connection.get_arguments().any(|other| other.get_id() == arg.get_id());
     let detects_pods = |arg: &Arg| POD_DETECTION.contains(&arg.get_id().as_str());
     let is_given = |arg: &Arg| {
         let source = given.value_source(arg.get_id().as_str());
@@ -165,7 +166,8 @@ fn missing_settings(running: &RunningBackend, command: &Command, given: &ArgMatc
 
     let mut settings = Vec::new();
     for arg in command.get_arguments() {
-        let is_excluded = connects(arg) || arg.is_global_set() || detection_is_given && detects_pods(arg);
+        let is_excluded =
+            has_argument(&connection, arg) || arg.is_global_set() || detection_is_given && detects_pods(arg);
         if !is_excluded && !is_given(arg) {
             settings.extend(setting_of(running, arg));
         }
