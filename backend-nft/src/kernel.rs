@@ -40,8 +40,8 @@ pub(crate) trait Kernel: Send + 'static {
         operations: Vec<(IpFamily, Operation)>,
     ) -> impl Future<Output = Result<Result<Duration, Rejection>>> + Send;
 
-    /// Deletes stored clients, because a Service that is created again must not inherit those of the deleted one. Before
-    /// Linux 6.16, which tells how many there are, they stay until their timeout.
+    /// Deletes stored clients, because a Service that is created again must not inherit those of the deleted one.
+    /// Before Linux 6.16, which tells how many there are, they stay until their timeout.
     fn forget_clients(&mut self, _: Vec<ForgottenClients>) -> impl Future<Output = Result<()>> + Send {
         async { Ok(()) }
     }

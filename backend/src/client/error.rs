@@ -74,7 +74,8 @@ impl OwnCertificate {
 }
 
 /// The error of a call. With TLS 1.3 a frontend verifies the certificate of a client when the client regards the
-/// connection as open. Its request may then fail before it has received the reason, which the certificate tells as well.
+/// connection as open. Its request may then fail before it has received the reason, which the certificate tells as
+/// well.
 pub(super) fn explained_call(status: Status, own: Option<&OwnCertificate>) -> anyhow::Error {
     let error = StreamError::Status(status);
     if error.sent_code().is_some() {

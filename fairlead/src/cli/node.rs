@@ -13,8 +13,8 @@ use crate::{config::duration, discovery::ServiceDiscovery};
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct FrontendAddressArgs {
-    /// Connect to the frontend at `unix:/PATH`, `https://HOST:PORT`, or `http://HOST:PORT` (of a frontend that runs with
-    /// --insecure). All addresses of a DNS name are used. `kubernetes:NAMESPACE/SERVICE:PORT` stands for the ready
+    /// Connect to the frontend at `unix:/PATH`, `https://HOST:PORT`, or `http://HOST:PORT` (of a frontend that runs
+    /// with --insecure). All addresses of a DNS name are used. `kubernetes:NAMESPACE/SERVICE:PORT` stands for the ready
     /// endpoints of that Service, which --discovery-kubeconfig finds. May be given several times: a reachable one is
     /// chosen at random.
     #[arg(
