@@ -26,7 +26,8 @@ use crate::{
 
 /// How long a node without a stream may be about to connect to another frontend.
 const LEFT: Duration = Duration::from_secs(10);
-/// For how long a node that acknowledges, but does not program, is waited for.
+/// For how long a node is waited for that acknowledges, but does not program, or that cannot program a Service of the
+/// pod.
 const MAX_LAG: Duration = Duration::from_secs(60);
 /// How often is checked whether failures of nodes have ended, of which there is no notification.
 const FAILURES_INTERVAL: Duration = Duration::from_millis(250);
@@ -113,7 +114,10 @@ impl<'a> Drain<'a> {
         let Some(since) = used.unused_since else { return DrainState::InUse };
         let is_behind = self.context.streams.with(|fleet| {
             behind(fleet, since, &used.namespaces).any(is_waited_for)
-                || fleet.failing_backends(MAX_LAG).any(|status| is_waited_for(status) && fails(status, &self.services))
+                || fleet.failing_backends().any(|status| {
+                    let failing_for = status.failing_for(&self.services);
+                    is_waited_for(status) && failing_for.is_some_and(|time| time < MAX_LAG)
+                })
         });
         if is_behind {
             return DrainState::Behind(since);
@@ -162,7 +166,7 @@ impl NodesBehind {
 /// The nodes that have not programmed the revision, or report that they could not program one of the Services. Those of
 /// a pod that is drained make no progress.
 fn unprogrammed<'a>(fleet: &'a Fleet, revision: Revision, services: &BTreeSet<ObjectName>) -> BTreeSet<&'a Arc<str>> {
-    let failing = fleet.failing_backends(Duration::MAX).filter(|status| fails(status, services));
+    let failing = fleet.failing_backends().filter(|status| status.failing_for(services).is_some());
     let namespaces = services.iter().map(|service| service.namespace.clone()).collect();
     behind(fleet, revision, &namespaces).chain(failing).map(|status| &status.node).collect()
 }
@@ -179,11 +183,6 @@ fn behind<'a>(
 /// Whether a node that has not programmed a revision makes progress.
 fn is_waited_for(status: &StreamStatus) -> bool {
     !status.is_stalled() && status.lag() < MAX_LAG
-}
-
-/// Whether a node reports that it could not program one of the Services.
-fn fails(status: &StreamStatus, services: &BTreeSet<ObjectName>) -> bool {
-    !status.failing_services.is_disjoint(services)
 }
 
 #[cfg(test)]

@@ -65,8 +65,8 @@ pub(crate) struct StreamStatus {
     pub(crate) repairs: u64,
     /// What the client could not program: a few thousand at most. Clones share it, as all streams are copied at once.
     pub(crate) failures: Arc<[ServicePortFailure]>,
-    /// The Services of which a port is not in the kernel of the node.
-    pub(crate) failing_services: Arc<BTreeSet<ObjectName>>,
+    /// The Services of which a port is not in the kernel of the node, and since when.
+    pub(crate) failing_services: Arc<BTreeMap<ObjectName, Instant>>,
     /// Which VIPs are not served as a whole on the node.
     pub(crate) degraded: Vec<String>,
 }
@@ -97,8 +97,8 @@ pub(crate) struct Fleet {
     /// What nodes have programmed by their newest streams, the oldest revision first. A node whose object was deleted
     /// does not count.
     programmed: BTreeSet<(Revision, Arc<str>)>,
-    /// Those whose newest stream reports failures, and since when. Few.
-    failing: BTreeMap<Arc<str>, Instant>,
+    /// Those whose newest stream reports failures. Few.
+    failing: BTreeSet<Arc<str>>,
     /// The nodes of the cluster with a backend stream.
     pub(crate) connected: NodeSet,
     pub(crate) cluster: NodeSet,
@@ -147,6 +147,13 @@ impl StreamStatus {
     pub(crate) fn has_programmed_for(&self, namespaces: &BTreeSet<Arc<str>>, revision: Revision) -> bool {
         let PartlyProgrammed { revision: partly, unfinished_namespaces } = &self.partly;
         *partly >= revision && !unfinished_namespaces.is_empty() && unfinished_namespaces.is_disjoint(namespaces)
+    }
+
+    /// For how long the node has not been able to program one of these Services, the shortest time of all. `None`: it
+    /// can program them.
+    pub(crate) fn failing_for(&self, services: &BTreeSet<ObjectName>) -> Option<Duration> {
+        let since = services.iter().filter_map(|service| self.failing_services.get(service));
+        since.map(Instant::elapsed).min()
     }
 
     /// Whether the client makes no progress: its node is like one that is not connected.
@@ -354,10 +361,9 @@ impl Fleet {
         self.current(node).is_some_and(|status| status.programmed > Revision(0))
     }
 
-    /// The newest streams of the nodes that report failures, for less than this time.
-    pub(crate) fn failing_backends(&self, within: Duration) -> impl Iterator<Item = &StreamStatus> {
-        let failing = self.failing.iter().filter(move |(_, since)| since.elapsed() < within);
-        failing.filter_map(|(node, _)| self.current(node))
+    /// The newest streams of the nodes that report failures.
+    pub(crate) fn failing_backends(&self) -> impl Iterator<Item = &StreamStatus> {
+        self.failing.iter().filter_map(|node| self.current(node))
     }
 
     /// Why the node's last stream was ended, until a later stream succeeds.
@@ -434,7 +440,7 @@ impl Fleet {
         if is_first {
             let Self { nodes, programmed, failing, .. } = self;
             programmed.retain(|(_, node)| nodes.contains_key(node));
-            failing.retain(|node, _| nodes.contains_key(node));
+            failing.retain(|node| nodes.contains_key(node));
         }
         is_new
     }
@@ -479,9 +485,9 @@ impl Fleet {
             }
         }
         match current {
-            Some((_, false)) => drop(self.failing.entry(node.clone()).or_insert_with(Instant::now)),
-            _ => drop(self.failing.remove(node)),
-        }
+            Some((_, false)) => self.failing.insert(node.clone()),
+            _ => self.failing.remove(node),
+        };
         result
     }
 }

@@ -1,6 +1,11 @@
 //! The state of one stream, and what it sends next.
 
-use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+    sync::Arc,
+    time::Duration,
+};
 
 use proto::{
     digest::{Digest, DigestVector},
@@ -94,6 +99,8 @@ pub(super) struct Session<'a> {
     programmed: Revision,
     /// What it has programmed beyond that, according to its last Ack.
     partly: PartlyProgrammed,
+    /// The Services that it cannot program, according to its last Ack, and since when.
+    failing_services: Arc<BTreeMap<ObjectName, Instant>>,
     /// Once the client has programmed this one, it has had everything: the first that was sent on this stream, or since
     /// a mismatch. `None`: none was sent, so that a mismatch that is not repaired keeps the node from counting as
     /// programmed.
@@ -173,6 +180,7 @@ impl<'a> Session<'a> {
             committed_at: None,
             programmed: NO_REVISION,
             partly: PartlyProgrammed::default(),
+            failing_services: Arc::default(),
             first: None,
         };
         let kind_versions = *session.context.cluster.kind_versions().borrow();
@@ -276,9 +284,12 @@ impl<'a> Session<'a> {
         self.acked = received;
         self.programmed = programmed;
         self.partly = PartlyProgrammed { revision: received, unfinished_namespaces };
-        // The lock of all streams is held only to exchange the failures.
-        let (failures, degraded) = (Arc::<[_]>::from(truncated_failures(failures)), truncated_degraded(degraded));
-        let failing_services = Arc::new(failing_services(&failures));
+        // The lock of all streams is held only to exchange the failures. A pod waits for all Services that fail, also
+        // for those that the list has no room for.
+        self.failing_services = Arc::new(failing_services(&failures, &self.failing_services));
+        let failing_services = self.failing_services.clone();
+        let failures = Arc::<[_]>::from(truncated_failures(failures));
+        let degraded = truncated_degraded(degraded);
         let (previous, degraded_before, _) = self.status.update(|status| {
             if expected.is_some() {
                 status.unanswered_since = None;
@@ -562,10 +573,15 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The Services of which a port is not in the kernel.
-fn failing_services(failures: &[ServicePortFailure]) -> BTreeSet<ObjectName> {
+/// The Services of which a port is not in the kernel, and since when. `before`: the same as of the last Ack.
+fn failing_services(
+    failures: &[ServicePortFailure],
+    before: &BTreeMap<ObjectName, Instant>,
+) -> BTreeMap<ObjectName, Instant> {
+    let now = Instant::now();
     let failing = failures.iter().filter(|failure| failure.kind == FailureKind::Program);
-    failing.map(|failure| ObjectName::new(failure.key.namespace.clone(), failure.key.name.clone())).collect()
+    let services = failing.map(|failure| ObjectName::new(failure.key.namespace.clone(), failure.key.name.clone()));
+    services.map(|service| (service.clone(), before.get(&service).copied().unwrap_or(now))).collect()
 }
 
 /// Waits for `awaited`, and sends empty batches meanwhile so that the client sees that the frontend is alive.
