@@ -132,8 +132,10 @@ impl Acks {
         let mut ack = received.ack(programmed, acked_failures(&programmed.failures));
         if ack.programmed == sent.programmed {
             ack.apply_time = sent.apply_time;
-            // Failures that change with each part of a large change wait for the last one.
-            if !programmed.unfinished.is_empty() || ack == *sent {
+            // Failures that change with each part of a large change wait for the last one. Namespaces that are finished
+            // do not: their pods that end wait for that.
+            let is_finished = programmed.unfinished.is_empty();
+            if ack == *sent || !is_finished && !names_fewer(&ack, sent) {
                 return None;
             }
             let now = Instant::now();
@@ -175,6 +177,14 @@ impl Received {
     }
 }
 
+/// Whether an ack says that fewer namespaces are unfinished than another one. Both have some; if they are many, none is
+/// named.
+fn names_fewer(ack: &Ack, sent: &Ack) -> bool {
+    let now = &ack.unfinished_namespaces;
+    let before = &sent.unfinished_namespaces;
+    !now.is_empty() && now != before && (before.is_empty() || now.is_subset(before))
+}
+
 /// The first failures, up to [`MAX_FAILURE_BYTES`].
 fn acked_failures(failures: &[ServicePortFailure]) -> Vec<ServicePortFailure> {
     let mut bytes = 0;
@@ -209,6 +219,24 @@ mod tests {
         assert_eq!(acked(&mut acks, &programmed), [(Revision(10), Revision(10), 1)]);
         programmed.failures.clear();
         assert_eq!(acked(&mut acks, &programmed), [(Revision(10), Revision(10), 0)]);
+    }
+
+    /// A pod that ends waits for its own namespace only.
+    #[tokio::test(start_paused = true)]
+    async fn namespaces_that_are_finished_are_acked() {
+        let mut acks = Acks::default();
+        let before = acks.received(1, Revision(9), Digest::default());
+        acks.received(2, Revision(10), Digest::default());
+        let mut programmed = Programmed { number: 2, complete: before, ..Programmed::default() };
+        programmed.unfinished = [crate::testing::mk_key("default/web")].into();
+        let mut sent = Vec::new();
+        for unfinished in [&["a", "b", "c"][..], &["a", "b", "c"], &["a", "b", "d"], &["a", "b"], &["a"]] {
+            programmed.unfinished_namespaces = unfinished.iter().map(|namespace| (*namespace).into()).collect();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let ack = acks.due(&programmed).pop();
+            sent.push(ack.map(|ack| ack.unfinished_namespaces.len()));
+        }
+        assert_eq!(sent, [Some(3), None, None, Some(2), Some(1)]);
     }
 
     /// A tenant may switch failures on and off. The newest ones are acked in the end.
