@@ -42,8 +42,11 @@ impl<U> Requests<U> {
     pub(crate) fn record(&self, record: impl FnOnce(&mut U) -> bool) {
         let mut state = self.lock();
         state.is_due |= record(&mut state.recorded);
+        let is_due = state.is_due;
         drop(state);
-        self.changed.notify_all();
+        if is_due {
+            self.changed.notify_all();
+        }
     }
 
     /// Reads or takes what was recorded.

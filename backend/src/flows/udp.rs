@@ -40,9 +40,9 @@ pub(super) const BATCH: usize = 256;
 /// The number of flows that are listed between two looks at what else is to be done: some milliseconds.
 pub(super) const SLICE: usize = 4096;
 
-/// The rest after a pass: passes take a twentieth of a core, or more if the table is so large that a pass takes more
-/// than 0.4 s.
-pub(super) const REST: Rest = Rest { factor: 19, shortest: Duration::ZERO, longest: Duration::from_secs(7) };
+/// The rest after a pass: passes take 4 % of a core, so that the thread needs no more than 5 %. They take more if the
+/// table is so large that one takes more than 0.3 s.
+pub(super) const REST: Rest = Rest { factor: 24, shortest: Duration::ZERO, longest: Duration::from_secs(7) };
 
 /// Where the flows to a VIP may lead.
 #[derive(Clone, Debug)]
