@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   bench                       everything but the adversary, as a table
-//!   bench latency               one part: state, latency, node, wire, api, scale or adversary
+//!   bench latency               one part: state, latency, node, changes, wire, api, scale or adversary
 //!   bench scale --nodes 200     a smaller cluster
 //!   bench scale --nodes 10000 --streams 5000   one of two replicas of a larger one
 //!   bench scale --tls           each node over TLS, with a certificate of its own
@@ -20,6 +20,7 @@
 //! | `state` | the state of a node as a value: a commit of one endpoint |
 //! | `latency` | from the edit of a file to the commit in the kernel |
 //! | `node` | memory, cold starts, restarts of one backend |
+//! | `changes` | the CPU time of a backend, by thread, while pods change, with conntrack tables of three sizes |
 //! | `wire` | bytes on a stream |
 //! | `api` | a frontend on a Kubernetes API: start, memory |
 //! | `scale` | a frontend with 5,000 nodes: memory, CPU time, bytes, latency |
@@ -35,6 +36,7 @@
 mod adversary;
 mod api;
 mod api_server;
+mod changes;
 mod credentials;
 mod lab;
 mod latency;
@@ -59,7 +61,7 @@ use report::Report;
 use scale::ScaleOptions;
 use soak::SoakOptions;
 
-const PARTS: [&str; 7] = ["state", "latency", "node", "wire", "api", "scale", "adversary"];
+const PARTS: [&str; 8] = ["state", "latency", "node", "changes", "wire", "api", "scale", "adversary"];
 
 fn main() -> ExitCode {
     match run() {
@@ -149,6 +151,9 @@ fn run() -> Result<()> {
     if wanted("node") {
         node::measure(&mut report, &Lab::new()?)?;
         node::measure_many(&mut report, &Lab::new()?)?;
+    }
+    if wanted("changes") {
+        changes::measure(&mut report)?;
     }
     if wanted("wire") {
         wire::measure(&mut report)?;

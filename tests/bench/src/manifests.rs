@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use proto::model::Protocol;
 
 /// The node that is measured.
 pub(crate) const NODE: &str = "node-0";
@@ -27,6 +28,7 @@ pub(crate) struct Manifests {
     staging: PathBuf,
     services: u32,
     each: u32,
+    protocol: Protocol,
 }
 
 /// A file in the staging directory, which a rename applies.
@@ -37,13 +39,18 @@ pub(crate) struct Edit {
 }
 
 impl Manifests {
-    /// Writes `services` services with `each` endpoints each, all different.
+    /// Writes `services` services of TCP with `each` endpoints each, all different.
     pub(crate) fn write(parent: &Path, services: u32, each: u32) -> Result<Self> {
+        Self::write_protocol(parent, services, each, Protocol::Tcp)
+    }
+
+    /// As [`Self::write`], with services of this protocol.
+    pub(crate) fn write_protocol(parent: &Path, services: u32, each: u32, protocol: Protocol) -> Result<Self> {
         let (directory, staging) = (parent.join("manifests"), parent.join("staging"));
         for path in [&directory, &staging] {
             fs::create_dir_all(path).with_context(|| format!("make {}", path.display()))?;
         }
-        let manifests = Self { directory, staging, services, each };
+        let manifests = Self { directory, staging, services, each, protocol };
         fs::write(manifests.directory.join("node.yaml"), node()).context("write the node")?;
         for service in 0..services {
             let first = manifests.pod(service * each);
@@ -66,6 +73,11 @@ impl Manifests {
         Ok(edit)
     }
 
+    /// The cluster IP of a service, and a pod of it that no edit replaces.
+    pub(crate) fn unchanged(&self) -> (Ipv4Addr, Ipv4Addr) {
+        (FIRST_CLUSTER_IP, self.pod(1))
+    }
+
     fn file(&self, service: u32) -> PathBuf {
         self.directory.join(format!("service-{service}.yaml"))
     }
@@ -76,6 +88,7 @@ impl Manifests {
 
     fn text(&self, service: u32, first: Ipv4Addr) -> String {
         let cluster_ip = Ipv4Addr::from(u32::from(FIRST_CLUSTER_IP) + service);
+        let protocol = self.protocol;
         let mut text = format!(
             "\
 apiVersion: v1
@@ -84,7 +97,7 @@ metadata: {{ name: service-{service}, namespace: default }}
 spec:
   clusterIP: {cluster_ip}
   ports:
-    - {{ name: http, port: 80, targetPort: 8080 }}
+    - {{ name: http, protocol: {protocol}, port: 80, targetPort: 8080 }}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
@@ -94,7 +107,7 @@ metadata:
   labels: {{ kubernetes.io/service-name: service-{service} }}
 addressType: IPv4
 ports:
-  - {{ name: http, protocol: TCP, port: 8080 }}
+  - {{ name: http, protocol: {protocol}, port: 8080 }}
 endpoints:
 "
         );
