@@ -127,8 +127,8 @@ impl FrontendContext {
         problems
     }
 
-    /// All others, up to about [`MAX_PROBLEMS`]: of TLS and tokens first, then of manifests, missing Nodes and Nodes that
-    /// have lost their addresses, then of objects.
+    /// All others, up to about [`MAX_PROBLEMS`]: of TLS and tokens first, then of manifests, missing Nodes and Nodes
+    /// that have lost their addresses, then of objects.
     pub(crate) fn other_problems(&self) -> Vec<Problem> {
         let mut problems = self.authn_problems();
         problems.extend(self.freshness.file_problems());

@@ -27,7 +27,7 @@ const REMOVED: [&str; 3] = [
 const PER_SERVICE: [&str; 5] =
     ["-A KUBE-SVC-", "-A KUBE-SEP-", "-A KUBE-EXT-", "-A KUBE-FW-", "-A KUBE-SERVICES -d 10.96.0.1/32"];
 /// Lines of both families; IPv6 has no rules before.
-const WRITES: usize = 58;
+const WRITES: usize = 62;
 
 fn state() -> NodeState {
     mk_state()

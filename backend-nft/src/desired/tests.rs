@@ -387,8 +387,8 @@ fn both_ports_lead_to_the_backend() {
 
     let base = base(IpFamily::V4, &options, state.node(), state.cluster());
 
-    let rules = base.chain("output").unwrap().rules[1..].iter();
-    let ports = rules.map(|rule| rule.to_string().split(' ').nth(7).unwrap().to_owned());
+    let rules = base.chain("output").unwrap().rules[1..].iter().map(ToString::to_string);
+    let ports = rules.map(|rule| rule.split(' ').skip_while(|word| *word != "dport").nth(1).unwrap().to_owned());
     assert_eq!(ports.collect::<Vec<_>>(), ["24256", "10256"]);
 }
 
