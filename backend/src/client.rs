@@ -5,12 +5,12 @@
 mod address;
 mod address_list;
 mod credentials;
+mod drains;
 mod error;
 mod queries;
-mod shared;
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, Weak},
     time::Duration,
 };
 
@@ -42,11 +42,10 @@ use tracing::{debug, error, info, warn};
 use crate::{Connect, Rejected, Session};
 use address::AddressSource;
 pub use address::{Discover, FrontendAddress};
-use address_list::AddressList;
+use address_list::{AddressList, REFRESH};
 pub use credentials::Credentials;
 use error::{OwnCertificate, StreamError, advice, explained, explained_call};
 use queries::within;
-use shared::SharedConnections;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a frontend has to answer the request for a stream: it may have a token reviewed, which takes 5 s at most.
@@ -83,7 +82,21 @@ pub struct GrpcOptions {
 pub struct Grpc {
     addresses: Arc<Mutex<AddressList>>,
     credentials: Credentials,
-    questions: Arc<SharedConnections>,
+    /// The connection of the current session, as long as that lasts.
+    own: Arc<Mutex<Weak<OwnConnection>>>,
+}
+
+/// The connection of a session, which other calls to its frontend share.
+#[derive(Debug)]
+struct OwnConnection {
+    address: FrontendAddress,
+    connection: Connection,
+}
+
+/// A session that a frontend has accepted.
+struct OpenedSession {
+    session: Session,
+    connection: Arc<OwnConnection>,
 }
 
 /// The value of an `authorization` header.
@@ -109,7 +122,7 @@ impl Grpc {
         sources.extend(discovery.into_iter().map(AddressSource::Discovered));
         ensure!(!sources.is_empty(), "no address of a frontend is configured");
         let addresses = Arc::new(Mutex::new(AddressList::new(sources)));
-        Ok(Self { addresses, credentials, questions: Arc::default() })
+        Ok(Self { addresses, credentials, own: Arc::default() })
     }
 
     fn addresses(&self) -> MutexGuard<'_, AddressList> {
@@ -118,7 +131,11 @@ impl Grpc {
 
     /// Resolves the sources that are due, all at once. Returns whether there were any.
     async fn resolve(&self) -> bool {
-        let due = self.addresses().due();
+        self.resolve_older_than(REFRESH).await
+    }
+
+    async fn resolve_older_than(&self, age: Duration) -> bool {
+        let due = self.addresses().due(age);
         let has_due = !due.is_empty();
         let lookups = due.into_iter().map(async |(index, source, _lookup)| {
             let found = timeout(LOOKUP_TIMEOUT, source.resolve()).await;
@@ -159,15 +176,15 @@ impl Grpc {
             for address in untried {
                 tried.push(address.clone());
                 let opened = async {
-                    let (session, first_message) = open(&address, &self.credentials, hello.clone()).await?;
+                    let (opened, first_message) = open(&address, &self.credentials, hello.clone()).await?;
                     let is_ready = is_only || is_ready(first_message).await?;
-                    anyhow::Ok((session, is_ready))
+                    anyhow::Ok((opened, is_ready))
                 };
                 match within(OPEN_TIMEOUT, opened).await {
-                    Ok((session, true)) => return Ok(self.chosen(session, &address, &errors)),
-                    Ok((session, false)) => {
+                    Ok((opened, true)) => return Ok(self.chosen(opened, &errors)),
+                    Ok((opened, false)) => {
                         debug!(frontend = address.uri, "frontend accepted the stream but is not ready");
-                        not_ready.get_or_insert((session, address));
+                        not_ready.get_or_insert(opened);
                     }
                     Err(error) => {
                         self.addresses().failed(&address);
@@ -182,9 +199,9 @@ impl Grpc {
             self.resolve_before_use().await;
             was_resolved = true;
         }
-        if let Some((session, address)) = not_ready {
+        if let Some(opened) = not_ready {
             ensure!(!needs_fresh, "no other frontend follows the API");
-            return Ok(self.chosen(session, &address, &errors));
+            return Ok(self.chosen(opened, &errors));
         }
         ensure!(!errors.is_empty(), "no address of a frontend is known");
         // They were tried in random order.
@@ -193,12 +210,14 @@ impl Grpc {
         Err(if is_rejected { Rejected(errors).into() } else { anyhow!(errors) })
     }
 
-    fn chosen(&self, session: Session, address: &FrontendAddress, errors: &[String]) -> Session {
+    fn chosen(&self, OpenedSession { session, connection }: OpenedSession, errors: &[String]) -> Session {
+        let address = &connection.address;
         for error in errors {
             warn!(error, "cannot connect to one of the frontends, using another one");
         }
         info!(frontend = address.uri, "connected to a frontend");
         self.addresses().succeeded(address);
+        *lock(&self.own) = Arc::downgrade(&connection);
         session
     }
 }
@@ -223,12 +242,11 @@ async fn connect(address: &FrontendAddress, credentials: &Credentials) -> Result
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(true)
         .tcp_nodelay(true);
-    let mut token = None;
     let mut own_certificate = None;
-    if endpoint.uri().scheme_str() == Some("https") {
+    if address.is_https() {
         (endpoint, own_certificate) = credentials.configure(endpoint, address.server_name.as_deref()).await?;
-        token = credentials.token().await?;
     }
+    let token = credentials.token_for(address).await?;
     let channel = endpoint.connect().await.map_err(|error| {
         if !address.is_unix() {
             return explained(&error);
@@ -260,8 +278,9 @@ async fn open(
     address: &FrontendAddress,
     credentials: &Credentials,
     hello: Hello,
-) -> Result<(Session, oneshot::Receiver<bool>)> {
+) -> Result<(OpenedSession, oneshot::Receiver<bool>)> {
     let connection = connect(address, credentials).await?;
+    let own = Arc::new(OwnConnection { address: address.clone(), connection: connection.clone() });
     let (replies, outgoing) = mpsc::channel(QUEUE);
     replies.send(ClientMessage::Hello(hello)).await?;
     let outgoing = ReceiverStream::new(outgoing).map(|message| v1::ClientMessage::from(&message));
@@ -278,7 +297,9 @@ async fn open(
     let (messages, received) = mpsc::channel(QUEUE);
     let (notify, first_message) = oneshot::channel();
     // Ends with the session: when the stream has ended, or `received` is dropped.
+    let held = own.clone();
     tokio::spawn(async move {
+        let _held = held;
         match read(incoming, &messages, notify).await {
             Ok(()) => debug!("the stream ended"),
             Err(error) if error.is_orderly() => info!(reason = chain(&error), "the frontend ended the stream"),
@@ -288,7 +309,7 @@ async fn open(
             },
         }
     });
-    Ok((Session { messages: received, replies }, first_message))
+    Ok((OpenedSession { session: Session { messages: received, replies }, connection: own }, first_message))
 }
 
 /// Waits for the first message of a session. Returns false if the frontend has not sent one in time, or says that it

@@ -1,43 +1,37 @@
 //! The state of the cluster: written by the engine, read by sessions, status requests, the page and metrics.
 
-mod uses;
-
 use std::{
     sync::{Mutex, MutexGuard},
     time::SystemTime,
 };
 
-use proto::model::{Epoch, KindVersions, Revision};
+use proto::model::{Epoch, KindVersions, Revision, SourceVersion};
 use runtime::lock;
 use tokio::sync::watch;
 use tracing::info;
 
-use self::uses::AddressUses;
-pub(crate) use self::uses::UseQuestion;
 use crate::{
+    drains::{EndingPods, PodCommit},
     index::{Index, IndexChanges},
     log::{ChangeLog, PreparedChanges},
 };
 
-/// The index, the change log, and the current revision.
+/// The index, the change log, the pods that end, and the current revision.
 ///
-/// Neither mutex is held across an await, and the log is for microseconds: every session locks it for every commit;
-/// only the engine and requests of operators and drains lock the index. The change log may be locked while the index
-/// is, never the other way round.
+/// No mutex is held across an await, and the log is for microseconds: every session locks it for every commit; only the
+/// engine, requests of operators, and nodes that begin to follow their pods lock the index. They are locked in this
+/// order: the index, the pods that end, the log, the streams.
 #[derive(Debug)]
 pub(crate) struct ClusterState {
     /// The epoch that the revisions belong to.
     pub(crate) epoch: Epoch,
     index: Mutex<Index>,
     log: Mutex<ChangeLog>,
-    /// Changes with every commit, whether there is a new revision or not.
-    commits: watch::Sender<u64>,
     /// `None` until every kind of object has been listed.
     revision: watch::Sender<Option<Revision>>,
     /// The version of each kind up to which the source has reported every change.
     kind_versions: watch::Sender<KindVersions>,
-    /// How addresses that drains have asked about are used.
-    uses: Mutex<AddressUses>,
+    ending_pods: Mutex<EndingPods>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -57,15 +51,18 @@ impl ClusterState {
             epoch,
             index: Mutex::new(index),
             log: Mutex::new(log),
-            commits: watch::Sender::default(),
             revision: watch::Sender::new(None),
             kind_versions: watch::Sender::default(),
-            uses: Mutex::default(),
+            ending_pods: Mutex::default(),
         }
     }
 
     pub(crate) fn index(&self) -> MutexGuard<'_, Index> {
         lock(&self.index)
+    }
+
+    pub(crate) fn ending_pods(&self) -> MutexGuard<'_, EndingPods> {
+        lock(&self.ending_pods)
     }
 
     pub(crate) fn log(&self) -> MutexGuard<'_, ChangeLog> {
@@ -87,11 +84,6 @@ impl ClusterState {
         self.kind_versions.subscribe()
     }
 
-    /// Changes with every commit.
-    pub(crate) fn commits(&self) -> watch::Receiver<u64> {
-        self.commits.subscribe()
-    }
-
     /// Commits what has changed in the index since the last call to the log. `before` is called with it. The index
     /// stays locked, so that what it has is in the log when it is not dirty. `None` until every kind of object has been
     /// listed.
@@ -101,24 +93,38 @@ impl ClusterState {
             return None;
         }
         let changes = index.take_changes();
+        let changed_entries = index.take_changed_entries();
         before(&changes);
-        let (trigger, kind_versions) = (changes.oldest_trigger, changes.confirmed);
-        // Who sees the commit in the log sees what it means for the addresses that drains ask about.
-        let mut uses;
+        let trigger = changes.oldest_trigger;
+        let kind_versions = changes.confirmed;
+        let ports = changes.ports.iter().map(|(key, _)| key.clone()).collect();
+
+        // A node that sees the commit in the log sees what it means for its pods, too.
+        let mut ending_pods;
         let is_new = if self.is_ready() {
             // Only this changes the log, and the index is locked.
             let views = self.log().views_of(&changes);
             let zone_of = |node: &str| index.node(node).map_or("", |node| &*node.zone);
             let prepared = PreparedChanges::new(changes, &views, zone_of);
-            uses = lock(&self.uses);
+            ending_pods = self.ending_pods();
             self.log().commit(prepared).is_some()
         } else {
-            uses = lock(&self.uses);
+            ending_pods = self.ending_pods();
             self.log().start(changes);
             true
         };
-        self.decide_uses(&index, &mut uses);
-        Some(Commit { revision: self.log().revision(), is_new, trigger, kind_versions })
+
+        let revision = self.log().revision();
+        ending_pods.commit(PodCommit {
+            index: &index,
+            changed: changed_entries,
+            ports,
+            revision,
+            slices_version: SourceVersion(kind_versions.endpoint_slices),
+            // Sessions need the log for each commit: it is not locked for all service ports together.
+            view_of: &|key| self.log().view(key).cloned(),
+        });
+        Some(Commit { revision, is_new, trigger, kind_versions })
     }
 
     /// Notifies the receivers of [`Self::kind_versions`] and [`Self::revisions`].
@@ -130,6 +136,5 @@ impl ClusterState {
             }
             current.replace(revision) != Some(revision)
         });
-        self.commits.send_modify(|commits| *commits += 1);
     }
 }

@@ -24,7 +24,6 @@ use crate::{
     server::TlsAuth,
     source::Freshness,
     streams::{MAX_LISTED, Streams},
-    waiting_drains::WaitingDrains,
 };
 
 /// What all parts of a frontend share.
@@ -33,7 +32,6 @@ pub(crate) struct FrontendContext {
     pub(crate) config: Config,
     pub(crate) cluster: ClusterState,
     pub(crate) streams: Arc<Streams>,
-    pub(crate) drains: WaitingDrains,
     pub(crate) rebuild_queue: RebuildQueue,
     pub(crate) rate_limiter: RateLimiter,
     pub(crate) node_sources: Mutex<NodeSources>,
@@ -65,7 +63,6 @@ impl FrontendContext {
         Self {
             cluster: ClusterState::new(Epoch(fastrand::u64(1..)), index, log),
             streams: Arc::default(),
-            drains: WaitingDrains::default(),
             rebuild_queue: RebuildQueue::new(config.max_concurrent_rebuilds, config.rebuild_timeout),
             rate_limiter: RateLimiter::new(config.streams_per_node, config.syncs_per_node),
             node_sources: Mutex::default(),

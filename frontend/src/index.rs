@@ -46,9 +46,12 @@ use crate::{
 };
 
 pub use self::policy::{AllowedIps, ServicePolicy};
-pub(crate) use self::problems::{ObjectNotice, ProblemCounts};
+pub(crate) use self::{
+    addresses::{ChangedEntries, PodEntry},
+    problems::{ObjectNotice, ProblemCounts},
+};
 use self::{
-    addresses::{SliceIndex, addresses},
+    addresses::{SliceIndex, addresses, nodes},
     groups::{GroupChange, Groups, change_group},
     keys::{key_of, port_of, same_service, service_of, sibling, slice_keys},
     problems::{ProblemLog, ProblemSource},
@@ -78,6 +81,8 @@ pub(crate) struct Index {
     /// The Service of each slice: a slice can change it, and a deletion does not name it.
     slice_services: HashMap<ObjectName, Arc<str>>,
     addresses: SliceIndex<IpAddr>,
+    /// The nodes that their endpoints name.
+    located: SliceIndex<Arc<str>>,
     references: SliceIndex<Reference>,
     nodes: HashMap<Arc<str>, Arc<NodeInfo>>,
     /// With the nodes in each.
@@ -99,6 +104,8 @@ pub(crate) struct Index {
     complete: BTreeSet<ObjectKind>,
     /// The service ports that may have changed since the last `take_changes`.
     dirty: BTreeMap<ServicePortKey, Dirty>,
+    /// The entries of slices that have changed since they were last taken; nothing before all objects are listed.
+    changed_entries: ChangedEntries,
     /// The object that is applied, or was the last one.
     cause: Option<Cause>,
     dirty_nodes: BTreeSet<Arc<str>>,
@@ -177,6 +184,7 @@ impl Index {
     }
 
     /// Whether anything may have changed since the last [`Self::take_changes`].
+    #[cfg(test)]
     pub(crate) fn is_dirty(&self) -> bool {
         !self.dirty.is_empty() || !self.dirty_nodes.is_empty() || self.dirty_cluster
     }
@@ -435,7 +443,11 @@ impl Index {
         }
         let is_api = |slice: &SliceObject| (&*slice.name.namespace, &*slice.service) == API_SERVICE;
         let of_api = removed.iter().chain(&new).any(is_api);
+        if self.is_complete() {
+            self.note_changed_entries(removed.as_ref(), new.as_ref());
+        }
         self.addresses.change_slice(name, &addresses(removed.as_ref()), &addresses(new.as_ref()));
+        self.located.change_slice(name, &nodes(removed.as_ref()), &nodes(new.as_ref()));
         self.references.change_slice(name, &references(removed.as_ref()), &references(new.as_ref()));
         let mut changed = self.claims.protected.change_slice(removed.as_ref(), new.as_ref());
         if let Some(slice) = new {

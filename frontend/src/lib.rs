@@ -31,7 +31,7 @@
 //! | `events` | Kubernetes Events about nodes |
 //! | `excerpt` | the start of a text that a client has chosen |
 //! | `discovery` | addresses of frontends |
-//! | `drain`, `waiting_drains` | whether any node still sends new connections to a pod that ends |
+//! | `drains` | whether any node still sends new connections to a pod that ends |
 //! | `startup_taint` | removes the taint of nodes that start |
 
 mod cached;
@@ -40,7 +40,7 @@ mod cluster;
 mod config;
 mod context;
 mod discovery;
-mod drain;
+mod drains;
 mod engine;
 mod events;
 mod excerpt;
@@ -66,7 +66,6 @@ mod streams;
 mod testing;
 mod tls;
 mod view;
-mod waiting_drains;
 
 pub use config::{Config, ConnectionLimits, HistoryLimits};
 pub use discovery::discover_frontends;

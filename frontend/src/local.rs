@@ -1,7 +1,7 @@
 //! A client in the same process, as in `fairlead local`: no connection and no encoding, otherwise like any other
 //! client.
 
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _};
 use proto::{
     model::{ClientMessage, Hello, ServerMessage},
     v1,
@@ -19,16 +19,16 @@ const SERVER_MESSAGES: usize = 2;
 const CLIENT_MESSAGES: usize = 4;
 
 impl Frontend {
-    /// Answers the call `Drained`.
+    /// The messages of the call `Drains` for a node.
     ///
     /// # Errors
-    /// As the call: when the request is invalid, or not all objects have been listed.
-    pub async fn drained(
+    /// When not all objects have been listed.
+    pub fn drains(
         &self,
-        request: &v1::DrainedRequest,
+        node: &str,
         shutdown: Shutdown,
-    ) -> Result<v1::DrainedResponse, Status> {
-        server::drained(&self.context, &Identity::Trusted, request, shutdown).await
+    ) -> Result<impl Stream<Item = v1::DrainLevels> + use<>, Status> {
+        server::drains(self.context.clone(), node.into(), (), shutdown)
     }
 
     /// Starts a stream and returns its two ends: for the client's messages after Hello, and for those of the frontend.

@@ -2,11 +2,10 @@
 
 use std::{
     fmt,
-    hash::{BuildHasher as _, RandomState},
     net::IpAddr,
-    num::{NonZeroU16, NonZeroU32, NonZeroU64},
+    num::{NonZeroU16, NonZeroU32},
     str::FromStr,
-    sync::{Arc, LazyLock},
+    sync::Arc,
     time::SystemTime,
 };
 
@@ -174,16 +173,38 @@ pub struct SliceEndpoint {
     pub pod: Option<PodId>,
 }
 
-/// A pod, by a hash of its name that clients cannot predict. A name would take ten times the memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PodId(NonZeroU64);
+/// A pod, by its `metadata.uid`, which no other pod ever has: every frontend names it alike, also after a restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodId([u8; 16]);
 
 impl PodId {
-    /// The pod of this name.
+    /// Before all others.
+    pub(crate) const FIRST: Self = Self([0; 16]);
+
+    /// A pod by its UID, or, if a slice gives none, by its name.
     #[must_use]
-    pub fn new(namespace: &str, name: &str) -> Self {
-        static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-        Self(NonZeroU64::new(HASHER.hash_one((namespace, name))).unwrap_or(NonZeroU64::MIN))
+    pub fn new(namespace: &str, name: &str, uid: Option<&str>) -> Self {
+        let Some(uid) = uid.filter(|uid| !uid.is_empty()) else {
+            return Self::hashed(&format!("{namespace}/{name}"));
+        };
+        let digits = uid.replace('-', "");
+        let parsed = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32);
+        parsed.map_or_else(|| Self::hashed(uid), |uid| Self(uid.to_be_bytes()))
+    }
+
+    /// For names and for UIDs that are no UUIDs, which the author of a slice may choose.
+    fn hashed(text: &str) -> Self {
+        let hash = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
+        let mut id = [0; 16];
+        id.copy_from_slice(&hash.as_ref()[..16]);
+        Self(id)
+    }
+}
+
+impl fmt::Display for PodId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hex = format!("{:032x}", u128::from_be_bytes(self.0));
+        write!(f, "{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
     }
 }
 

@@ -148,8 +148,9 @@ impl Scrape {
         let text = "Nodes that this replica has rolled back within the last hour, because they claimed a newer source \
                     version and it did not catch up in time.";
         writer.gauge("nodes_rolled_back", text, None, fleet.rolled_back() as f64)?;
-        let text = "Pods that wait until no node sends them new connections; `fairlead status` says for which nodes.";
-        writer.gauge("drains_waiting", text, None, self.0.drains.count() as f64)?;
+        let text = "Pods that end and to which some node may still send new connections; `fairlead status` says which.";
+        let undrained = self.0.cluster.ending_pods().undrained_count(&fleet);
+        writer.gauge("pods_not_drained", text, None, undrained as f64)?;
 
         let mut streams = BTreeMap::<_, usize>::new();
         for status in fleet.backends().chain(fleet.observers()) {

@@ -14,7 +14,7 @@ mod admission;
 mod authn;
 mod changes;
 mod connection;
-mod drained;
+mod drains;
 mod endpoints;
 mod incoming;
 mod listener;
@@ -26,11 +26,12 @@ mod watch;
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
+use futures::stream::{BoxStream, StreamExt as _};
 use http::request::Parts;
 use proto::v1;
 use runtime::Shutdown;
 use tokio::task::spawn_blocking;
-use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Response, Status, transport::Server};
 use tracing::info;
 
@@ -39,15 +40,15 @@ use crate::{
     clients::{AnswerClient, AnswerPermit},
     cluster::ClusterState,
     context::FrontendContext,
-    identity::Identity,
+    identity::{Identity, is_node_name},
     metrics::Rejection,
     session::max_jittered,
 };
 
-pub(crate) use self::drained::drained;
+pub(crate) use self::drains::drains;
 use self::{
     admission::Admission,
-    connection::{Connection, Peer},
+    connection::{CallGuard, Connection, Peer},
     listener::client_address,
 };
 pub use self::{authn::TlsAuth, listener::Listener};
@@ -229,15 +230,25 @@ impl FairleadService {
         planned.map(|response| answer(response, permit))
     }
 
-    async fn drained(
+    /// The levels of a node's own pods, until its next such stream.
+    fn drains(
         &self,
-        Caller { identity, .. }: Caller,
-        request: v1::DrainedRequest,
-    ) -> Answer<v1::DrainedResponse> {
-        if !self.context.rate_limiter.count_question(&identity) {
-            return Err(Status::resource_exhausted("too many questions about drains: try again in a second"));
+        Caller { identity, .. }: &Caller,
+        request: &v1::DrainsRequest,
+        call: Option<CallGuard>,
+    ) -> Answer<BoxStream<'static, Result<v1::DrainLevels, Status>>> {
+        if !is_node_name(&request.node) {
+            return Err(Status::invalid_argument("node: is not the name of a Node"));
         }
-        drained(&self.context, &identity, &request, self.shutdown.clone()).await.map(Response::new)
+        if let Err(denied) = identity.may_inspect(&request.node) {
+            self.context.metrics.rejected(Rejection::NotPermitted);
+            return Err(Status::permission_denied(denied.to_string()));
+        }
+        if !self.context.rate_limiter.open_drains(identity) {
+            return Err(Status::resource_exhausted("too many streams of Drains were opened: try again in a second"));
+        }
+        let levels = drains(self.context.clone(), request.node.as_str().into(), call, self.shutdown.clone())?;
+        Ok(Response::new(levels.map(Ok).boxed()))
     }
 }
 

@@ -351,7 +351,7 @@ async fn drain(
 }
 
 /// Varies an age by up to a fifth, so that streams which began together do not end together.
-fn jittered(age: Duration) -> Duration {
+pub(crate) fn jittered(age: Duration) -> Duration {
     age.mul_f64(1.0 - AGE_JITTER + 2.0 * AGE_JITTER * fastrand::f64())
 }
 

@@ -71,7 +71,7 @@ async fn run(context: &FrontendContext, nodes: Api<Node>) {
 /// The nodes that have the taint, and whose backend has acknowledged a state to this replica.
 fn due(context: &FrontendContext) -> Vec<Arc<str>> {
     let starting = context.cluster.index().starting_nodes();
-    context.streams.with(|fleet| starting.into_iter().filter(|node| fleet.has_programmed(node)).collect())
+    context.streams.read(|fleet| starting.into_iter().filter(|node| fleet.has_programmed(node)).collect())
 }
 
 /// Returns whether the node had the taint. A patch with the version of another state of the Node fails.

@@ -97,8 +97,12 @@ pub(crate) struct Fleet {
     /// What nodes have programmed by their newest streams, the oldest revision first. A node whose object was deleted
     /// does not count.
     programmed: BTreeSet<(Revision, Arc<str>)>,
+    /// What backends without a Node object have programmed, in the same way.
+    unlisted: BTreeSet<(Revision, Arc<str>)>,
     /// Those whose newest stream reports failures. Few.
     failing: BTreeSet<Arc<str>>,
+    /// When a node of the cluster that owed no answer for long last lost its backend here, or appeared.
+    last_left: Option<Instant>,
     /// The nodes of the cluster with a backend stream.
     pub(crate) connected: NodeSet,
     pub(crate) cluster: NodeSet,
@@ -283,7 +287,11 @@ impl Streams {
         let _ = self.open.subscribe().wait_for(|count| *count == 0).await;
     }
 
-    pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Fleet) -> T) -> T {
+    pub(crate) fn read<T>(&self, act: impl FnOnce(&Fleet) -> T) -> T {
+        act(&lock(&self.fleet))
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Fleet) -> T) -> T {
         let mut fleet = lock(&self.fleet);
         let result = act(&mut fleet);
         let (programmed, open) = (fleet.programmed_on_all_nodes(), fleet.streams.len());
@@ -336,13 +344,17 @@ impl Fleet {
         self.nodes.iter().filter(|(node, _)| !self.backends.contains_key(*node))
     }
 
-    /// How many nodes have left this frontend, or appeared, within this time, and may be about to connect to another
+    /// Whether a node has left this frontend, or appeared, within this time, and may be about to connect to another
     /// one.
-    pub(crate) fn left(&self, within: Duration) -> usize {
-        let left = self.without_backend().filter(|(_, NodeRecord { disconnected_since, owing, .. })| {
-            disconnected_since.elapsed() < within && owing.is_none_or(|since| since.elapsed() < STALLED)
-        });
-        left.count()
+    pub(crate) fn has_left(&self, within: Duration) -> bool {
+        self.last_left.is_some_and(|last| last.elapsed() < within)
+    }
+
+    /// How many backends without a Node object have not programmed a revision, and have lagged for less than this time.
+    pub(crate) fn unlisted_behind(&self, revision: Revision, max_lag: Duration) -> usize {
+        let behind = self.unlisted.iter().take_while(|(programmed, _)| *programmed < revision);
+        let behind = behind.filter_map(|(_, node)| self.current(node));
+        behind.filter(|status| !status.is_stalled() && status.lag() < max_lag).count()
     }
 
     /// The newest revision that every connected node has programmed; `None` when no node is connected.
@@ -415,6 +427,9 @@ impl Fleet {
                 if let Some(record) = fleet.nodes.get_mut(&node) {
                     record.disconnected_since = Instant::now();
                     record.owing = owing;
+                    if owing.is_none_or(|since| since.elapsed() < STALLED) {
+                        fleet.last_left = Some(Instant::now());
+                    }
                 }
             }
         });
@@ -436,10 +451,11 @@ impl Fleet {
             };
             self.recount(node, |fleet| fleet.nodes.insert(node.clone(), new));
             self.cluster.insert(node);
+            self.last_left = Some(Instant::now());
         }
         if is_first {
-            let Self { nodes, programmed, failing, .. } = self;
-            programmed.retain(|(_, node)| nodes.contains_key(node));
+            let Self { nodes, programmed, unlisted, failing, .. } = self;
+            unlisted.extend(programmed.extract_if(.., |(_, node)| !nodes.contains_key(node)));
             failing.retain(|node| nodes.contains_key(node));
         }
         is_new
@@ -470,24 +486,32 @@ impl Fleet {
     /// Changes what concerns a node, and updates the sums over all nodes.
     fn recount<T>(&mut self, node: &Arc<str>, change: impl FnOnce(&mut Self) -> T) -> T {
         if let Some(programmed) = self.current(node).map(|status| status.programmed) {
-            self.programmed.remove(&(programmed, node.clone()));
+            let entry = (programmed, node.clone());
+            self.programmed.remove(&entry);
+            self.unlisted.remove(&entry);
             if self.nodes.contains_key(node) {
                 self.connected.remove(node);
             }
         }
+
         let result = change(self);
-        let counted = self.current(node).filter(|_| !self.lacks_node(node));
-        let current = counted.map(|status| (status.programmed, status.failures.is_empty()));
-        if let Some((programmed, _)) = current {
-            self.programmed.insert((programmed, node.clone()));
-            if self.nodes.contains_key(node) {
-                self.connected.insert(node);
-            }
-        }
-        match current {
-            Some((_, false)) => self.failing.insert(node.clone()),
-            _ => self.failing.remove(node),
+
+        let current = self.current(node).map(|status| (status.programmed, status.failures.is_empty()));
+        let Some((programmed, has_no_failures)) = current else {
+            self.failing.remove(node);
+            return result;
         };
+        let lacks_node = self.lacks_node(node);
+        let counted = if lacks_node { &mut self.unlisted } else { &mut self.programmed };
+        counted.insert((programmed, node.clone()));
+        if self.nodes.contains_key(node) {
+            self.connected.insert(node);
+        }
+        if has_no_failures || lacks_node {
+            self.failing.remove(node);
+        } else {
+            self.failing.insert(node.clone());
+        }
         result
     }
 }

@@ -22,6 +22,12 @@ impl NodeSet {
         self.count = self.count.wrapping_add(count);
         self.hash = self.hash.wrapping_add(hash);
     }
+
+    /// Removes a set of nodes that are in it.
+    pub fn subtract(&mut self, Self { count, hash }: Self) {
+        self.count = self.count.wrapping_sub(count);
+        self.hash = self.hash.wrapping_sub(hash);
+    }
 }
 
 #[cfg(test)]
@@ -48,5 +54,7 @@ mod tests {
         let mut removed = whole;
         removed.remove("b");
         assert_eq!(removed, set(&["c", "a"]));
+        removed.subtract(set(&["a"]));
+        assert_eq!(removed, set(&["c"]));
     }
 }

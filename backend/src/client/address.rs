@@ -21,6 +21,11 @@ impl FrontendAddress {
     pub(super) fn is_unix(&self) -> bool {
         self.uri.starts_with("unix:")
     }
+
+    /// Whether the connection uses TLS, without which no token is sent.
+    pub(super) fn is_https(&self) -> bool {
+        self.uri.get(..6).is_some_and(|scheme| scheme.eq_ignore_ascii_case("https:"))
+    }
 }
 
 /// Discovers frontends by other means than addresses and DNS names. Displayed as it is configured.

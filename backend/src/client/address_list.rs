@@ -26,7 +26,7 @@ use super::{
 };
 
 /// Addresses of this age are resolved again when a session begins: there may be more replicas by now.
-const REFRESH: Duration = Duration::from_secs(600);
+pub(super) const REFRESH: Duration = Duration::from_secs(600);
 
 /// The addresses of all sources.
 #[derive(Debug)]
@@ -61,11 +61,11 @@ impl AddressList {
         Self { sources, failed: HashMap::new(), last: None }
     }
 
-    /// The sources to resolve before the next attempt, with their indices: those that were never resolved, or long ago,
-    /// and those whose addresses have all failed. Those whose lookup lasts are left out.
-    pub(super) fn due(&self) -> Vec<(usize, AddressSource, OwnedMutexGuard<()>)> {
+    /// The sources to resolve before the next attempt, with their indices: those that were never resolved, or so long
+    /// ago, and those whose addresses have all failed. Those whose lookup lasts are left out.
+    pub(super) fn due(&self, age: Duration) -> Vec<(usize, AddressSource, OwnedMutexGuard<()>)> {
         let is_due = |source: &ResolvedSource| {
-            let is_fresh = source.resolved.is_some_and(|when| when.elapsed() < REFRESH);
+            let is_fresh = source.resolved.is_some_and(|when| when.elapsed() < age);
             !is_fresh || source.addresses.iter().all(|address| self.failed.contains_key(address))
         };
         let due = self.sources.iter().enumerate().filter(|(_, source)| is_due(source));
@@ -74,6 +74,12 @@ impl AddressList {
             Some((index, source.source.clone(), lookup))
         });
         due.collect()
+    }
+
+    /// A source that has not been resolved since then.
+    pub(super) fn unresolved_since(&self, time: Instant) -> Option<&AddressSource> {
+        let unresolved = self.sources.iter().find(|source| source.resolved.is_none_or(|resolved| resolved < time));
+        unresolved.map(|source| &source.source)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -175,17 +181,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn sources_are_resolved_at_first_when_old_and_when_all_addresses_fail() {
         let mut list = AddressList::new(dns_source());
-        assert_eq!(list.due().len(), 1);
+        assert_eq!(list.due(REFRESH).len(), 1);
         list.resolved(0, Ok(vec![address("https://10.0.0.1:1"), address("https://10.0.0.2:1")]));
-        assert_eq!(list.due().len(), 0);
+        assert_eq!(list.due(REFRESH).len(), 0);
         list.failed(&address("https://10.0.0.1:1"));
-        assert_eq!(list.due().len(), 0, "the other one may work");
+        assert_eq!(list.due(REFRESH).len(), 0, "the other one may work");
         list.failed(&address("https://10.0.0.2:1"));
-        assert_eq!(list.due().len(), 1);
+        assert_eq!(list.due(REFRESH).len(), 1);
         list.succeeded(&address("https://10.0.0.2:1"));
-        assert_eq!(list.due().len(), 0);
+        assert_eq!(list.due(REFRESH).len(), 0);
         tokio::time::advance(REFRESH).await;
-        assert_eq!(list.due().len(), 1);
+        assert_eq!(list.due(REFRESH).len(), 1);
     }
 
     #[tokio::test(start_paused = true)]
@@ -202,10 +208,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn source_is_not_resolved_twice_at_the_same_time() {
         let mut list = AddressList::new(dns_source());
-        let lookup = list.due();
-        assert_eq!((lookup.len(), list.due().len()), (1, 0));
+        let lookup = list.due(REFRESH);
+        assert_eq!((lookup.len(), list.due(REFRESH).len()), (1, 0));
         list.resolved(0, (|| bail!("no answer"))());
         drop(lookup);
-        assert_eq!(list.due().len(), 1);
+        assert_eq!(list.due(REFRESH).len(), 1);
     }
 }

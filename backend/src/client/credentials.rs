@@ -14,7 +14,7 @@ use tonic::{
     transport::{Certificate, ClientTlsConfig, Endpoint, Identity},
 };
 
-use super::{CONNECT_TIMEOUT, error::OwnCertificate};
+use super::{CONNECT_TIMEOUT, FrontendAddress, error::OwnCertificate};
 
 /// How many files are read at the same time. Each takes a thread, for as long as a disk hangs.
 const MAX_READS: usize = 4;
@@ -66,8 +66,13 @@ impl Credentials {
         Ok((endpoint, Some(own)))
     }
 
+    /// The value of the `authorization` header for requests to a frontend.
+    pub(super) async fn token_for(&self, address: &FrontendAddress) -> Result<Option<MetadataValue<Ascii>>> {
+        if address.is_https() { self.token().await } else { Ok(None) }
+    }
+
     /// The value of the `authorization` header.
-    pub(super) async fn token(&self) -> Result<Option<MetadataValue<Ascii>>> {
+    async fn token(&self) -> Result<Option<MetadataValue<Ascii>>> {
         let Some(path) = &self.token else { return Ok(None) };
         let token = String::from_utf8(read(path, "--token-file").await?)
             .with_context(|| format!("{}: the token is not text", path.display()))?;

@@ -4,21 +4,19 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use futures::future::{self, BoxFuture};
+use futures::future;
 use proto::v1::{
-    ChangesRequest, ChangesResponse, DrainedRequest, DrainedResponse, EndpointsRequest, EndpointsResponse, PlanRequest,
-    PlanResponse, StatusRequest, StatusResponse, fairlead_client::FairleadClient,
+    ChangesRequest, ChangesResponse, EndpointsRequest, EndpointsResponse, PlanRequest, PlanResponse, StatusRequest,
+    StatusResponse, fairlead_client::FairleadClient,
 };
 use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status, transport::Channel};
 
-use crate::drained::{AskFrontends, FrontendAnswer};
-
-use super::{Connection, FrontendAddress, Grpc, connect};
+use super::{Connection, Grpc, connect};
 
 /// The largest response: thousands of nodes, each with failures, and thousands of problems, or tens of thousands of
 /// endpoints of one Service.
-const MAX_RESPONSE_BYTES: usize = 64 << 20;
+pub(super) const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// What follows when a frontend to which there is a connection does not answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -123,37 +121,12 @@ impl Grpc {
         }
         Err(last_error.unwrap_or_else(|| anyhow!("no address of a frontend is known")))
     }
-
-    /// Asks one frontend about a drain, on a connection that many such questions share.
-    async fn drained(&self, address: &FrontendAddress, request: &DrainedRequest) -> Result<DrainedResponse> {
-        let mut call = self.questions.call(address, &self.credentials).await?;
-        let connection = call.connection();
-        let answer = client(connection).drained(connection.request(request.clone())).await;
-        let answer = answer.map_err(|status| connection.error(status))?;
-        call.has_succeeded = true;
-        Ok(answer.into_inner())
-    }
 }
 
-fn client(connection: &Connection) -> FairleadClient<Channel> {
+pub(super) fn client(connection: &Connection) -> FairleadClient<Channel> {
     FairleadClient::new(connection.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
 }
 
 pub(super) async fn within<A>(patience: Duration, answer: impl Future<Output = Result<A>>) -> Result<A> {
     timeout(patience, answer).await.with_context(|| format!("no answer within {patience:?}")).flatten()
-}
-
-impl AskFrontends for Grpc {
-    fn ask(&self, request: DrainedRequest, limit: Duration) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>> {
-        Box::pin(async move {
-            self.resolve_before_use().await;
-            let addresses = self.addresses().in_order();
-            ensure!(!addresses.is_empty(), "no address of a frontend is known");
-            self.questions.retain(&addresses);
-            let answers = addresses
-                .into_iter()
-                .map(async |address| (address.uri.clone(), within(limit, self.drained(&address, &request)).await));
-            Ok(future::join_all(answers).await)
-        })
-    }
 }

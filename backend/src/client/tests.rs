@@ -34,10 +34,7 @@ use tonic::{
 };
 
 use super::*;
-use crate::{
-    drained::AskFrontends as _,
-    testing::{mk_state, operations_between, synthetic},
-};
+use crate::testing::{mk_state, operations_between, synthetic};
 
 /// A service that hands each stream to the test.
 struct Scripted(mpsc::UnboundedSender<Peer>);
@@ -339,12 +336,11 @@ async fn known_frontend_is_used_while_discovery_does_not_answer() {
 
 /// A pod may hang up while it waits for the answer whether it is drained.
 #[tokio::test]
-async fn a_lookup_ends_although_the_question_is_given_up() {
+async fn lookup_that_is_given_up_hinders_no_other() {
     let mut frontend = serve();
     let found = Arc::new(FakeDiscovery::default());
     let mut grpc = Grpc::new(GrpcOptions { discovery: vec![found.clone()], ..GrpcOptions::default() }).unwrap();
-    let limit = Duration::from_secs(5);
-    timeout(Duration::from_millis(10), grpc.ask(v1::DrainedRequest::default(), limit)).await.unwrap_err();
+    timeout(Duration::from_millis(10), grpc.drains("node-1").resolve()).await.unwrap_err();
     found.set(&[&frontend]);
     let connected = async {
         while grpc.connect(mk_hello()).await.is_err() {
@@ -424,10 +420,8 @@ impl Service<http::Request<Body>> for Refusing {
     }
 }
 
-/// All pods of a node may ask at the same time, and a frontend closes connections of a node that has more than 32.
 #[tokio::test]
-async fn questions_of_many_pods_share_connections() {
-    const QUESTIONS: usize = 96;
+async fn levels_of_the_own_frontend_share_the_connection_of_the_session() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     let accepted = Arc::new(AtomicUsize::new(0));
@@ -435,55 +429,27 @@ async fn questions_of_many_pods_share_connections() {
     let incoming = TcpListenerStream::new(listener).inspect(move |_| {
         counter.fetch_add(1, Relaxed);
     });
-    let server = Server::builder().max_concurrent_streams(16);
-    let server = server.clone().add_service(Refusing(Arc::new(Barrier::new(QUESTIONS))));
+    let (opened, mut peers) = mpsc::unbounded_channel();
+    let server = Server::builder().add_service(server::FairleadServer::new(Scripted(opened)));
     let task = tokio::spawn(async move { server.serve_with_incoming(incoming).await.unwrap() });
-    let grpc = mk_grpc(&[&address]);
-    for round in 1..=2 {
-        let request = v1::DrainedRequest { wait_millis: 60_000, ..v1::DrainedRequest::default() };
-        let questions =
-            (0..QUESTIONS).map(|_| crate::drained::AskFrontends::ask(&grpc, request.clone(), Duration::from_secs(60)));
-        for answers in future::join_all(questions).await {
-            let [(_, answer)] = &answers.unwrap()[..] else { panic!("one frontend") };
-            let error = format!("{:#}", answer.as_ref().unwrap_err());
-            assert!(error.contains("all have asked"), "{error}");
-        }
-        // A connection on which a question failed is not used again.
-        assert_eq!(accepted.load(Relaxed), round * QUESTIONS / 16);
-    }
-    task.abort();
-}
+    let mut grpc = mk_grpc(&[&address]);
+    let drains = grpc.drains("node-1");
+    assert_eq!(drains.own(), None);
 
-/// A frontend that is away is not asked anew by each pod.
-#[tokio::test]
-async fn questions_of_many_pods_share_attempts_to_connect() {
-    // Accepts, and closes at once.
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = format!("https://{}", listener.local_addr().unwrap());
-    let accepted = Arc::new(AtomicUsize::new(0));
-    let counter = accepted.clone();
-    let task = tokio::spawn(async move {
-        while listener.accept().await.is_ok() {
-            counter.fetch_add(1, Relaxed);
-        }
-    });
-    let credentials = Credentials { authorities: Some("/dev/null".into()), ..Credentials::default() };
-    let grpc = Grpc::new(GrpcOptions { endpoints: vec![address], credentials, ..GrpcOptions::default() }).unwrap();
-    let begun = tokio::time::Instant::now();
-    let questions = (0..96).map(async |_| {
-        while begun.elapsed() < Duration::from_millis(500) {
-            let answers =
-                crate::drained::AskFrontends::ask(&grpc, v1::DrainedRequest::default(), Duration::from_secs(60))
-                    .await
-                    .unwrap();
-            assert!(answers[0].1.is_err());
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    });
-    future::join_all(questions).await;
-    // With delays of 200 ms and more.
-    let accepted = accepted.load(Relaxed);
-    assert!((1..=4).contains(&accepted), "{accepted} attempts");
+    let session = grpc.connect(mk_hello()).await.unwrap();
+    let _peer = peers.recv().await.unwrap();
+    let own = drains.own().unwrap();
+    let error = drains.open(&own).await.err().unwrap().to_string();
+    assert!(error.starts_with("Unimplemented"), "{error}");
+    assert_eq!(accepted.load(Relaxed), 1);
+
+    // It does not outlive the session.
+    drop(session);
+    while drains.own().is_some() {
+        tokio::task::yield_now().await;
+    }
+    assert!(drains.open(&own).await.is_err());
+    assert_eq!(accepted.load(Relaxed), 2);
     task.abort();
 }
 

@@ -2,20 +2,14 @@
 //! for it, by the address that the kubelet connects to: the data plane redirects that to this node.
 
 use std::{
-    collections::BTreeMap,
     net::IpAddr,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use futures::{
-    FutureExt as _,
-    future::{BoxFuture, WeakShared},
-};
 use hyper::{Method, Request, Response, StatusCode};
 use runtime::{
     Rate, TokenBucket,
-    failure::chain,
     http::{Answer, Client, DeferredResponse, OriginalDestination, TEXT, response},
     lock,
     metrics::Registry,
@@ -24,10 +18,9 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::{
-    AskFrontends, Drained, NotDrained,
+    DrainStreams, Drained, Follower, NotDrained,
     metrics::DrainMetrics,
-    sources::{Asker, Sources},
-    wait,
+    places::{Asker, Place, Places},
 };
 
 /// Without the parameter `timeout`.
@@ -38,42 +31,31 @@ pub const MAX_TIMEOUT: Duration = Duration::from_secs(300);
 const SLACK: Duration = Duration::from_secs(5);
 /// How many answers are logged for operators; further ones at level DEBUG.
 const LOGGED: Rate = Rate { burst: 100, every: Duration::from_secs(1) };
-/// For how long a question is joined by the same ones: the hooks of a pod's containers are called together.
-const JOINED: Duration = Duration::from_secs(1);
 
-/// Answers requests for `/drained`. Clones share their bound and their metrics.
+/// Answers requests for `/drained`. Clones share their places and their metrics.
 #[derive(Clone, Debug)]
 pub struct Drains {
-    frontends: Arc<dyn AskFrontends>,
-    sources: Sources,
-    /// Those that others may join.
-    questions: Arc<Mutex<BTreeMap<Question, SharedQuestion>>>,
+    follower: Follower,
+    places: Places,
     logged: Arc<Mutex<TokenBucket>>,
     pub(super) metrics: DrainMetrics,
 }
 
-/// A question that waits, as long as one of those who have asked it does.
-#[derive(Debug)]
-struct SharedQuestion {
-    since: Instant,
-    answer: WeakShared<BoxFuture<'static, Arc<anyhow::Result<Drained>>>>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// What a request asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Question {
-    /// The first one is that of the client.
-    pub(super) addresses: Vec<IpAddr>,
+    pub(super) address: IpAddr,
     pub(super) timeout: Duration,
 }
 
 impl Drains {
-    /// Asks these frontends.
+    /// Follows these frontends while something waits.
     #[must_use]
-    pub fn new(frontends: Arc<dyn AskFrontends>) -> Self {
-        let metrics = DrainMetrics::default();
-        let sources = Sources::counted(metrics.waiting.clone());
+    pub fn new(streams: Arc<dyn DrainStreams>) -> Self {
         let logged = Arc::new(Mutex::new(TokenBucket::full(Instant::now())));
-        Self { frontends, sources, questions: Arc::default(), logged, metrics }
+        let metrics = DrainMetrics::default();
+        let places = Places::counted(metrics.waiting.clone());
+        Self { follower: Follower::new(streams), places, logged, metrics }
     }
 
     /// The metrics of these requests.
@@ -105,9 +87,10 @@ impl Drains {
         };
 
         let timeout = question.timeout;
-        match self.ask(source.unwrap_or(question.addresses[0]), asker, question) {
-            Ok(response) => Answer::Deferred(timeout + SLACK, response),
-            Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, &reason).into(),
+        let place = self.places.take(question.address, asker, |address| self.follower.class_of(address));
+        match place {
+            Some(place) => Answer::Deferred(timeout + SLACK, self.clone().wait(question, place)),
+            None => no_place().into(),
         }
     }
 
@@ -137,84 +120,72 @@ impl Drains {
         Some(answer)
     }
 
-    /// Asks, or waits with one who has just asked the same. An error says why the question is refused.
-    fn ask(&self, source: IpAddr, asker: Asker, question: Question) -> Result<DeferredResponse, String> {
-        let begun = Instant::now();
-        let mut questions = lock(&self.questions);
-        questions.retain(|_, known| begun - known.since < JOINED && known.answer.upgrade().is_some());
-        if let Some(answer) = questions.get(&question).and_then(|known| known.answer.upgrade()) {
-            let permit = self.sources.join(source, asker)?;
-            return Ok(Box::pin(async move {
-                let drained = answer.await;
-                drop(permit);
-                described(&drained)
-            }));
-        }
-        let permit = self.sources.admit(source, asker)?;
-        let frontends = self.frontends.clone();
-        let logged = self.logged.clone();
-        let metrics = self.metrics.clone();
-        let Question { addresses, timeout } = question.clone();
-        let answer = async move {
-            let drained = wait(&*frontends, &addresses, timeout, || permit.is_scarce()).await;
+    fn wait(self, question: Question, mut place: Place) -> DeferredResponse {
+        Box::pin(async move {
+            let begun = Instant::now();
+            let Question { address, timeout } = question;
+            let drained = tokio::select! {
+                drained = self.follower.wait(address, timeout) => Some(drained),
+                () = place.given_up() => None,
+            };
+            drop(place);
+
+            let Some(drained) = drained else { return no_place() };
             let waited = begun.elapsed();
-            metrics.finished(&drained, waited);
-            drop(permit);
-            if is_logged(&logged) {
-                log(&addresses, waited, &drained);
+            self.metrics.finished(&drained, waited);
+            if is_logged(&self.logged) {
+                log(address, waited, &drained);
             } else {
-                debug!(?addresses, ?drained, "answered a pod, as many others");
+                debug!(%address, ?drained, "answered a pod, as many others");
             }
-            Arc::new(drained)
-        };
-        let answer = answer.boxed().shared();
-        if let Some(answer) = answer.downgrade() {
-            questions.insert(question, SharedQuestion { since: begun, answer });
-        }
-        Ok(Box::pin(async move { described(answer.await.as_ref()) }))
+            described(&drained)
+        })
     }
 }
 
 impl Question {
     /// `query`: `timeout=20s` and `address=...`, which may be repeated, or be a list. A pod may name its addresses of
-    /// both families; one of them must be the source, which comes first. An error says what is wrong.
+    /// both families; one of them must be the source, which is enough: frontends know the other one from
+    /// EndpointSlices. An error says what is wrong.
     pub(super) fn parse(source: Option<IpAddr>, query: &str) -> Result<Self, String> {
-        let mut question = Self { addresses: Vec::new(), timeout: DEFAULT_TIMEOUT };
+        let mut addresses = Vec::new();
+        let mut timeout = DEFAULT_TIMEOUT;
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
             match name {
-                "timeout" => {
-                    let seconds = value.strip_suffix('s').unwrap_or(value).parse().ok();
-                    let timeout = seconds.map(Duration::from_secs).filter(|timeout| *timeout <= MAX_TIMEOUT);
-                    let invalid =
-                        || format!("timeout: {value:?} is no number of seconds up to {}", MAX_TIMEOUT.as_secs());
-                    question.timeout = timeout.ok_or_else(invalid)?;
-                }
+                "timeout" => timeout = parse_timeout(value)?,
                 "address" => {
                     for address in value.replace("%2C", ",").replace("%3A", ":").split(',') {
                         let parsed: IpAddr =
                             address.parse().map_err(|_| format!("address: {address:?} is no IP address"))?;
-                        question.addresses.push(parsed.to_canonical());
+                        addresses.push(parsed.to_canonical());
                     }
                 }
                 _ => return Err(format!("{name}: unknown parameter; there are timeout and address")),
             }
         }
+
         let source = source.ok_or("the source address is unknown")?;
-        if question.addresses.is_empty() {
-            question.addresses.push(source);
+        if addresses.is_empty() {
+            addresses.push(source);
         }
-        if !question.addresses.contains(&source) && !source.is_loopback() {
+        if !addresses.contains(&source) && !source.is_loopback() {
             return Err(format!("address: a pod may ask about itself only, and the request comes from {source}"));
         }
-        question.addresses.sort_unstable_by_key(|address| (*address != source, *address));
-        question.addresses.dedup();
-        match &question.addresses[..] {
-            [_] => Ok(question),
-            [one, other] if one.is_ipv4() != other.is_ipv4() => Ok(question),
+        addresses.sort_unstable_by_key(|address| (*address != source, *address));
+        addresses.dedup();
+        match addresses[..] {
+            [address] => Ok(Self { address, timeout }),
+            [address, other] if address.is_ipv4() != other.is_ipv4() => Ok(Self { address, timeout }),
             _ => Err("address: a pod has one, or one of each IP family".to_owned()),
         }
     }
+}
+
+fn parse_timeout(value: &str) -> Result<Duration, String> {
+    let seconds = value.strip_suffix('s').unwrap_or(value).parse().ok();
+    let timeout = seconds.map(Duration::from_secs).filter(|timeout| *timeout <= MAX_TIMEOUT);
+    timeout.ok_or_else(|| format!("timeout: {value:?} is no number of seconds up to {}", MAX_TIMEOUT.as_secs()))
 }
 
 /// Whether another answer is logged: clients that ask in a loop must not fill the log.
@@ -223,34 +194,40 @@ pub(super) fn is_logged(logged: &Mutex<TokenBucket>) -> bool {
 }
 
 /// What the answer to the pod does not say: it need not know of Services and nodes.
-fn log(addresses: &[IpAddr], waited: Duration, drained: &anyhow::Result<Drained>) {
+fn log(address: IpAddr, waited: Duration, drained: &Drained) {
     let waited_ms = waited.as_millis();
     match drained {
-        Ok(Drained::Yes { absent, silent }) => info!(?addresses, waited_ms, absent, ?silent, "pod is drained"),
-        Ok(Drained::No(reason)) => info!(?addresses, waited_ms, %reason, "pod is not drained in time"),
-        Ok(Drained::Unknown) => debug!(?addresses, waited_ms, "pod is in no EndpointSlice"),
-        Err(error) => info!(?addresses, error = chain(error.as_ref()), "not known whether the pod is drained"),
+        Drained::Yes { absent, silent } => info!(%address, waited_ms, absent, ?silent, "pod is drained"),
+        Drained::No(reason) => info!(%address, waited_ms, %reason, "pod is not drained in time"),
+        Drained::Unknown => debug!(%address, waited_ms, "pod is in no EndpointSlice"),
+        Drained::NoAnswer(reason) => info!(%address, waited_ms, %reason, "not known whether the pod is drained"),
     }
 }
 
-fn described(drained: &anyhow::Result<Drained>) -> Response<String> {
+fn described(drained: &Drained) -> Response<String> {
     match drained {
-        Ok(Drained::Yes { absent: 0, silent }) if silent.is_empty() => {
+        Drained::Yes { absent: 0, silent } if silent.is_empty() => {
             text(StatusCode::OK, "drained: no node sends new connections to this pod")
         }
-        Ok(Drained::Yes { absent: 0, .. }) => {
+        Drained::Yes { absent: 0, .. } => {
             text(StatusCode::OK, "drained: no node that frontends know sends new connections to this pod")
         }
-        Ok(Drained::Yes { absent, .. }) => {
+        Drained::Yes { absent, .. } => {
             let unknown = format!("except perhaps for {absent} nodes without a frontend");
             text(StatusCode::OK, &format!("drained: no node sends new connections to this pod, {unknown}"))
         }
-        Ok(Drained::No(NotDrained { summary, .. })) => {
+        Drained::No(NotDrained { summary, .. }) => {
             text(StatusCode::GATEWAY_TIMEOUT, &format!("not drained in time: {summary}"))
         }
-        Ok(Drained::Unknown) => text(StatusCode::NOT_FOUND, "no EndpointSlice has the address of this pod"),
-        Err(error) => text(StatusCode::BAD_GATEWAY, &format!("not known: {}", chain(error.as_ref()))),
+        Drained::Unknown => text(StatusCode::NOT_FOUND, "no EndpointSlice has the address of this pod"),
+        Drained::NoAnswer(NotDrained { summary, .. }) => {
+            text(StatusCode::BAD_GATEWAY, &format!("not known: {summary}"))
+        }
     }
+}
+
+fn no_place() -> Response<String> {
+    text(StatusCode::SERVICE_UNAVAILABLE, "too many pods and other clients wait on this node: try again")
 }
 
 fn text(status: StatusCode, line: &str) -> Response<String> {

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
 use prometheus_client::{
     metrics::{
         counter::Counter,
@@ -44,7 +43,7 @@ impl DrainMetrics {
         let mut registry = Registry::default();
         let own = registry.sub_registry_with_prefix("fairlead_backend");
         let text = "How long pods of this node waited until no node sent them new connections, by result: drained, \
-                    timeout, unknown (no EndpointSlice has the address) or failed (no frontend is known)";
+                    timeout, unknown (no EndpointSlice has the address) or failed (no frontend answered)";
         own.register_with_unit("drain_duration", text, Unit::Seconds, self.durations.clone());
         own.register("drains_waiting", "Pods of this node that wait", self.waiting.clone());
         let text = "Questions of pods at the port of --healthz, which hooks must not ask for much longer";
@@ -52,12 +51,12 @@ impl DrainMetrics {
         registry
     }
 
-    pub(super) fn finished(&self, drained: &Result<Drained>, waited: Duration) {
+    pub(super) fn finished(&self, drained: &Drained, waited: Duration) {
         let result = match drained {
-            Ok(Drained::Yes { .. }) => "drained",
-            Ok(Drained::No(_)) => "timeout",
-            Ok(Drained::Unknown) => "unknown",
-            Err(_) => "failed",
+            Drained::Yes { .. } => "drained",
+            Drained::No(_) => "timeout",
+            Drained::Unknown => "unknown",
+            Drained::NoAnswer(_) => "failed",
         };
         self.durations.get_or_create(&[("result", result)]).observe(waited.as_secs_f64());
     }

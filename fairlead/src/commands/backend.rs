@@ -12,7 +12,6 @@ mod other_modes;
 use std::{
     net::{Ipv4Addr, SocketAddr},
     path::Path,
-    sync::Arc,
 };
 
 use ::backend::{
@@ -65,7 +64,8 @@ pub(crate) async fn run(command: BackendCommand, config: &Effective, shutdown: S
     let connect = frontend.grpc()?;
     let mut tasks = Tasks::default();
     let certificates = vec![runtime::metrics::certificates(frontend.certificate_files())];
-    let drained = DrainedServer { args: drained, drains: Drains::new(Arc::new(connect.clone())) };
+    let node = backend.common.node.name()?;
+    let drained = DrainedServer { args: drained, drains: Drains::new(connect.drains(&node)) };
     spawn(backend, config, certificates, connect, Some(drained), &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }

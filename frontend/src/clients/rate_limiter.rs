@@ -5,7 +5,7 @@
 //!   Hello ─▶ open_stream: one more stream, or an error ─▶ acquire_sync: waits for a token ─▶ Welcome, snapshot, repair
 //! ```
 //!
-//! The entry of a node without streams is removed once its token bucket is full. Questions about drains have a rate of
+//! The entry of a node without streams is removed once its token bucket is full. Streams of `Drains` have a rate of
 //! their own.
 
 use std::{
@@ -20,9 +20,9 @@ use tracing::debug;
 
 use crate::{identity::Identity, per_client::PerClient};
 
-/// How often a client may ask about drains: a node on which 96 pods end asks for each of them at once, and again each
-/// second.
-const QUESTIONS: Rate = Rate { burst: 512, every: Duration::from_millis(5) };
+/// How often a client may open a stream of `Drains`, which reads the slices of the node: a node needs one for as long
+/// as something waits.
+const DRAINS: Rate = Rate { burst: 8, every: Duration::from_secs(1) };
 
 #[derive(Debug)]
 pub(crate) struct RateLimiter {
@@ -32,7 +32,7 @@ pub(crate) struct RateLimiter {
     syncs: Rate,
     nodes: Mutex<PerClient<(Arc<str>, Role), NodeUsage>>,
     /// Of authenticated clients: not more than nodes and administrators.
-    questions: Mutex<PerClient<Identity, TokenBucket>>,
+    drains: Mutex<PerClient<Identity, TokenBucket>>,
 }
 
 /// An open stream, until it is dropped.
@@ -47,7 +47,7 @@ type NodeUsage = Arc<Mutex<TokenBucket>>;
 
 impl RateLimiter {
     pub(crate) fn new(streams: usize, syncs: Rate) -> Self {
-        Self { streams, syncs, nodes: Mutex::default(), questions: Mutex::default() }
+        Self { streams, syncs, nodes: Mutex::default(), drains: Mutex::default() }
     }
 
     /// Counts another stream; `None` if the node may not have it.
@@ -61,10 +61,10 @@ impl RateLimiter {
         (open(usage) < self.streams).then(|| StreamPermit { syncs: self.syncs, usage: usage.clone() })
     }
 
-    /// Counts a question about a drain. Returns whether the client may ask it.
-    pub(crate) fn count_question(&self, client: &Identity) -> bool {
+    /// Counts a stream of `Drains`. Returns whether the client may open it.
+    pub(crate) fn open_drains(&self, client: &Identity) -> bool {
         let now = Instant::now();
-        *client == Identity::Trusted || lock(&self.questions).bucket(client.clone(), now).take(QUESTIONS, now).is_ok()
+        *client == Identity::Trusted || lock(&self.drains).bucket(client.clone(), now).take(DRAINS, now).is_ok()
     }
 }
 
@@ -119,11 +119,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn node_in_a_loop_is_refused_and_others_are_not() {
         let rate_limiter = RateLimiter::new(2, SYNCS);
-        let asked = |client: &Identity| (0..2000).filter(|_| rate_limiter.count_question(client)).count();
+        let asked = |client: &Identity| (0..2000).filter(|_| rate_limiter.open_drains(client)).count();
         let [one, other] = ["one", "other"].map(|name| Identity::Node(name.into()));
-        assert_eq!((asked(&one), asked(&other), asked(&Identity::Trusted)), (512, 512, 2000));
+        assert_eq!((asked(&one), asked(&other), asked(&Identity::Trusted)), (8, 8, 2000));
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert_eq!(asked(&one), 200);
+        assert_eq!(asked(&one), 1);
     }
 
     #[tokio::test(start_paused = true)]

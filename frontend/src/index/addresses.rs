@@ -2,11 +2,13 @@
 //! one for each endpoint of the cluster: it names its slice by a number.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    mem,
     net::IpAddr,
+    sync::Arc,
 };
 
-use proto::model::{IpFamily, ServicePortKey};
+use proto::model::ServicePortKey;
 
 use super::{
     Index,
@@ -23,24 +25,95 @@ pub(super) struct SliceIndex<K> {
     unused: Vec<u32>,
 }
 
+/// An entry of an EndpointSlice, with its Service.
+#[derive(Clone, Debug)]
+pub(crate) struct PodEntry {
+    pub(crate) service: ObjectName,
+    pub(crate) address: IpAddr,
+    pub(crate) node: Option<Arc<str>>,
+    pub(crate) terminating: bool,
+    pub(crate) pod: Option<PodId>,
+}
+
+/// The entries of EndpointSlices that have changed since a commit.
+#[derive(Debug, Default)]
+pub(crate) struct ChangedEntries {
+    /// The addresses of all of them.
+    pub(crate) addresses: BTreeSet<IpAddr>,
+    /// The addresses of those that end now.
+    pub(crate) ending: BTreeSet<IpAddr>,
+    /// The pods that they name now.
+    pub(crate) pods: BTreeSet<PodId>,
+    /// The nodes that they name, or named.
+    pub(crate) nodes: BTreeSet<Arc<str>>,
+    /// Those that their slices do not have any more, or not like that.
+    pub(crate) removed: Vec<PodEntry>,
+}
+
 impl Index {
-    /// All entries of EndpointSlices with an address, with the Service of each.
-    pub(crate) fn endpoints_at(&self, address: IpAddr) -> impl Iterator<Item = (ObjectName, &SliceEndpoint)> {
-        self.addresses.slices(address).filter_map(|name| self.slice(name)).flat_map(move |slice| {
-            let endpoints = slice.endpoints.iter().filter(move |endpoint| endpoint.address == address);
-            endpoints.map(move |endpoint| (sibling(&slice.name, &slice.service), endpoint))
-        })
+    /// The entries with any of these addresses. Costs the size of the slices that have one, each once.
+    pub(crate) fn entries_at(&self, addresses: &BTreeSet<IpAddr>) -> Vec<PodEntry> {
+        let slices: BTreeSet<_> = addresses.iter().flat_map(|address| self.addresses.slices(*address)).collect();
+        let slices = slices.into_iter().filter_map(|name| self.slice(name));
+        entries_of(slices, |endpoint| addresses.contains(&endpoint.address))
     }
 
-    /// The address of a pod in the EndpointSlices of a Service, of another IP family than one that is known.
-    pub(crate) fn address_of_other_family(&self, service: &ObjectName, pod: PodId, known: IpAddr) -> Option<IpAddr> {
-        let slices = self.slices.get(service)?.values().filter(|slice| slice.family != IpFamily::of(&known));
-        let mut endpoints = slices.flat_map(|slice| {
-            #[cfg(test)]
-            crate::testing::count_steps(slice.endpoints.len());
-            &slice.endpoints
-        });
-        endpoints.find(|endpoint| endpoint.pod == Some(pod)).map(|endpoint| endpoint.address)
+    /// The entries of these pods in the slices of these Services. Costs the size of these slices.
+    pub(crate) fn entries_of_pods(&self, services: &BTreeSet<ObjectName>, pods: &HashSet<PodId>) -> Vec<PodEntry> {
+        let slices = services.iter().filter_map(|service| self.slices.get(service)).flat_map(BTreeMap::values);
+        entries_of(slices, |endpoint| endpoint.pod.is_some_and(|pod| pods.contains(&pod)))
+    }
+
+    /// The entries of a node: those that name it, and those that name no node, with an address in its pod CIDRs. Costs
+    /// the size of the slices that have one.
+    pub(crate) fn entries_on(&self, node: &str) -> Vec<PodEntry> {
+        let pod_cidrs = self.node(node).map_or(&[][..], |node| &node.pod_cidrs);
+        let in_pod_cidrs =
+            pod_cidrs.iter().flat_map(|cidr| self.addresses.slices_between(cidr.network(), cidr.broadcast()));
+        let slices: BTreeSet<_> = self.located.slices(node.into()).chain(in_pod_cidrs).collect();
+        let is_on_node = |endpoint: &SliceEndpoint| match &endpoint.node {
+            Some(named) => **named == *node,
+            None => pod_cidrs.iter().any(|cidr| cidr.contains(&endpoint.address)),
+        };
+        entries_of(slices.into_iter().filter_map(|name| self.slice(name)), is_on_node)
+    }
+
+    /// The addresses of all entries that end.
+    pub(crate) fn ending_addresses(&self) -> BTreeSet<IpAddr> {
+        let slices = self.slices.values().flat_map(BTreeMap::values);
+        let ending = slices.flat_map(|slice| &slice.endpoints).filter(|endpoint| endpoint.terminating);
+        ending.map(|endpoint| endpoint.address).collect()
+    }
+
+    /// Takes the entries that have changed since the last call.
+    pub(crate) fn take_changed_entries(&mut self) -> ChangedEntries {
+        mem::take(&mut self.changed_entries)
+    }
+
+    /// Records which entries differ between two versions of a slice. Costs the size of the slice.
+    pub(super) fn note_changed_entries(&mut self, old: Option<&SliceObject>, new: Option<&SliceObject>) {
+        let has_moved = old.map(|slice| &slice.service) != new.map(|slice| &slice.service);
+        let before = entries_by_address(old);
+        let after = entries_by_address(new);
+        let addresses: BTreeSet<_> = before.keys().chain(after.keys()).copied().collect();
+
+        for address in addresses {
+            if !has_moved && before.get(&address) == after.get(&address) {
+                continue;
+            }
+            let changed = &mut self.changed_entries;
+            let old_entries = before.get(&address).into_iter().flatten();
+            let new_entries = after.get(&address).into_iter().flatten();
+            changed.addresses.insert(address);
+            if new_entries.clone().any(|endpoint| endpoint.terminating) {
+                changed.ending.insert(address);
+            }
+            changed.pods.extend(new_entries.clone().filter_map(|endpoint| endpoint.pod));
+            changed.nodes.extend(old_entries.clone().chain(new_entries).filter_map(|endpoint| endpoint.node.clone()));
+            if let Some(slice) = old {
+                changed.removed.extend(old_entries.map(|endpoint| PodEntry::new(slice, endpoint)));
+            }
+        }
     }
 
     /// The keys of the service ports of a Service.
@@ -48,6 +121,41 @@ impl Index {
         let service = self.services.get(name);
         service.into_iter().flat_map(|service| service.ports.iter().map(move |port| key_of(service, port)))
     }
+}
+
+impl PodEntry {
+    fn new(slice: &SliceObject, endpoint: &SliceEndpoint) -> Self {
+        Self {
+            service: sibling(&slice.name, &slice.service),
+            address: endpoint.address,
+            node: endpoint.node.clone(),
+            terminating: endpoint.terminating,
+            pod: endpoint.pod,
+        }
+    }
+}
+
+fn entries_of<'a>(
+    slices: impl Iterator<Item = &'a SliceObject>,
+    is_wanted: impl Fn(&SliceEndpoint) -> bool,
+) -> Vec<PodEntry> {
+    let mut entries = Vec::new();
+    for slice in slices {
+        #[cfg(test)]
+        crate::testing::count_steps(slice.endpoints.len());
+        let wanted = slice.endpoints.iter().filter(|endpoint| is_wanted(endpoint));
+        entries.extend(wanted.map(|endpoint| PodEntry::new(slice, endpoint)));
+    }
+    entries
+}
+
+/// The endpoints of a slice by address: it may list one several times.
+fn entries_by_address(slice: Option<&SliceObject>) -> BTreeMap<IpAddr, Vec<&SliceEndpoint>> {
+    let mut entries = BTreeMap::<_, Vec<_>>::new();
+    for endpoint in slice.into_iter().flat_map(|slice| &slice.endpoints) {
+        entries.entry(endpoint.address).or_default().push(endpoint);
+    }
+    entries
 }
 
 impl<K> Default for SliceIndex<K> {
@@ -75,7 +183,12 @@ impl<K: Ord + Clone> SliceIndex<K> {
     }
 
     pub(super) fn slices(&self, key: K) -> impl Iterator<Item = &ObjectName> {
-        let entries = self.entries.range((key.clone(), 0)..=(key, u32::MAX));
+        self.slices_between(key.clone(), key)
+    }
+
+    /// The slices with a key between these two, inclusive.
+    pub(super) fn slices_between(&self, first: K, last: K) -> impl Iterator<Item = &ObjectName> {
+        let entries = self.entries.range((first, 0)..=(last, u32::MAX));
         entries.filter_map(|(_, number)| self.slices[*number as usize].as_ref())
     }
 
@@ -107,4 +220,9 @@ impl<K: Ord + Clone> SliceIndex<K> {
 
 pub(super) fn addresses(slice: Option<&SliceObject>) -> BTreeSet<IpAddr> {
     slice.into_iter().flat_map(|slice| &slice.endpoints).map(|endpoint| endpoint.address).collect()
+}
+
+/// The nodes that the endpoints of a slice name.
+pub(super) fn nodes(slice: Option<&SliceObject>) -> BTreeSet<Arc<str>> {
+    slice.into_iter().flat_map(|slice| &slice.endpoints).filter_map(|endpoint| endpoint.node.clone()).collect()
 }

@@ -125,8 +125,14 @@ proptest! {
             slices.values().flat_map(move |slice| slice.endpoints.iter().map(move |endpoint| (service, endpoint)))
         });
         for (service, endpoint) in endpoints {
-            let found = index.endpoints_at(endpoint.address).filter(|(of, found)| of == service && *found == endpoint);
-            prop_assert!(found.count() > 0, "{service} {endpoint:?}");
+            let at_address = index.entries_at(&BTreeSet::from([endpoint.address]));
+            let on_node = endpoint.node.as_ref().map(|node| index.entries_on(node));
+            for entries in [Some(at_address), on_node].into_iter().flatten() {
+                let is_listed = entries.iter().any(|entry| {
+                    (&entry.service, entry.address, &entry.node) == (service, endpoint.address, &endpoint.node)
+                });
+                prop_assert!(is_listed, "{service} {endpoint:?}");
+            }
         }
         // Deleted objects leave nothing behind.
         prop_assert_eq!(index.addresses.len(), scratch.addresses.len());

@@ -16,11 +16,10 @@ use proto::{
 use crate::{
     cluster::ClusterState,
     context::FrontendContext,
-    drain::NodesBehind,
+    drains::EndingPod,
     log::LoggedChange,
     streams::{Fleet, MAX_LISTED, StreamStatus},
     view::vip_addresses,
-    waiting_drains::{DrainState, WaitingDrain},
 };
 
 /// How long a node may lag before it is shown as behind, as in `fairlead status`.
@@ -42,7 +41,7 @@ const NODES: &[(&str, &str)] = &[
     ("Rejected", "number"),
     ("Reason", ""),
 ];
-const DRAINS: &[(&str, &str)] = &[("Draining pod", ""), ("Waiting", "number"), ("Services", ""), ("For", "")];
+const DRAINS: &[(&str, &str)] = &[("Draining pod", ""), ("Ending", "number"), ("Services", ""), ("Waits for", "")];
 const PROBLEMS: &[(&str, &str)] = &[("Object", ""), ("Field", "code"), ("Problem", "")];
 const CHANGES: &[(&str, &str)] = &[("Service port", ""), ("Change", ""), ("Time", ""), ("Revision", "number")];
 const SERVICES: &[(&str, &str)] = &[("Service port", ""), ("Addresses", ""), ("Endpoints", "number")];
@@ -102,7 +101,7 @@ enum NodeCondition {
 
 impl PageModel {
     pub(super) fn of(context: &FrontendContext) -> Self {
-        let FrontendContext { cluster, streams, started, drains, .. } = context;
+        let FrontendContext { cluster, streams, started, .. } = context;
         let fleet = streams.fleet();
         let nodes = node_rows(&fleet);
         let (services, endpoints) = service_rows(cluster);
@@ -116,7 +115,10 @@ impl PageModel {
         let problem_class = if lost.is_empty() { "warn" } else { "bad" };
         let lost = lost.into_iter().map(|problem| PageRow { class: "bad", ..problem_row(problem) });
         let problems: Vec<_> = lost.chain(context.other_problems().into_iter().map(problem_row)).collect();
-        let waiting = drains.count();
+        let (undrained, undrained_count) = {
+            let pods = cluster.ending_pods();
+            (pods.undrained(&fleet, MAX_LISTED), pods.undrained_count(&fleet))
+        };
 
         let count = |condition| nodes.iter().filter(|(found, _)| *found == condition).count();
         let mut figures = Vec::new();
@@ -135,8 +137,8 @@ impl PageModel {
             }
         }
         figures.push(Figure::new("Not connected to this replica", count(NodeCondition::Elsewhere)));
-        if waiting > 0 {
-            figures.push(Figure::new("Draining pods", waiting));
+        if undrained_count > 0 {
+            figures.push(Figure::new("Draining pods", undrained_count));
         }
         let ports = Figure::new("Service ports", services.len());
         figures.push(Figure { note: format!("· {endpoints} endpoints"), ..ports });
@@ -147,8 +149,8 @@ impl PageModel {
             table("problems", "Problems", PROBLEMS, "No problems.", problems),
             table("nodes", "Nodes", NODES, "No nodes.", nodes.into_iter().map(|(_, row)| row).collect()),
         ];
-        if waiting > 0 {
-            let drains = drains.longest(MAX_LISTED).into_iter().map(|drain| drain_row(drain, &fleet)).collect();
+        if undrained_count > 0 {
+            let drains = undrained.iter().map(|pod| drain_row(pod, &fleet)).collect();
             tables.push(table("drains", "Draining pods", DRAINS, "None.", drains));
         }
         tables.push(table("changes", "Recent changes", CHANGES, "No changes since the start.", changes));
@@ -258,20 +260,16 @@ fn node_row(condition: NodeCondition, status: &StreamStatus, fleet: &Fleet) -> P
     PageRow { class, ..row }
 }
 
-fn drain_row(WaitingDrain { addresses, services, state, since }: WaitingDrain, fleet: &Fleet) -> PageRow {
-    let behind = NodesBehind::of(fleet, state, &services);
-    let reason = match state {
-        DrainState::Unknown => "an EndpointSlice with its address".to_owned(),
-        DrainState::InUse => "another endpoint, or its EndpointSlice".to_owned(),
-        DrainState::Behind(_) => {
-            let first: Vec<_> = behind.first.iter().map(ToString::to_string).collect();
-            let more = behind.count - first.len();
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            format!("nodes {}{more}", first.join(","))
-        }
-        DrainState::Drained => "nodes without a frontend".to_owned(),
+fn drain_row(pod: &EndingPod, fleet: &Fleet) -> PageRow {
+    let drain = pod.drain(fleet);
+    let reason = if pod.unused_since.is_none() {
+        "another endpoint, or its EndpointSlice".to_owned()
+    } else {
+        let nodes: Vec<_> = drain.behind.iter().map(ToString::to_string).collect();
+        let more = if drain.waits_for_more { " and more" } else { "" };
+        format!("nodes {}{more}", nodes.join(","))
     };
-    PageRow::of([list(&addresses), duration_text(since.elapsed()), list(&services), reason])
+    PageRow::of([list(&pod.addresses), duration_text(pod.since.elapsed()), list(&pod.services), reason])
 }
 
 fn change_row(LoggedChange { at, revision, key, summary, .. }: &LoggedChange) -> PageRow {

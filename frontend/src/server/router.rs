@@ -28,7 +28,7 @@ const STATUS: &str = "/fairlead.v1.Fairlead/Status";
 const ENDPOINTS: &str = "/fairlead.v1.Fairlead/Endpoints";
 const CHANGES: &str = "/fairlead.v1.Fairlead/Changes";
 const PLAN: &str = "/fairlead.v1.Fairlead/Plan";
-const DRAINED: &str = "/fairlead.v1.Fairlead/Drained";
+const DRAINS: &str = "/fairlead.v1.Fairlead/Drains";
 /// The header that names the compression of the client's messages, and its value for none.
 const ENCODING: &str = "grpc-encoding";
 /// The maximum size of a unary request in bytes. Names in requests have at most 253 characters each.
@@ -66,7 +66,7 @@ impl tower::Service<http::Request<Body>> for FairleadService {
                 ENDPOINTS => unary(&service, request, body, |caller, request| service.endpoints(caller, request)).await,
                 CHANGES => unary(&service, request, body, |caller, request| service.changes(caller, request)).await,
                 PLAN => plan(&service, request, body).await,
-                DRAINED => unary(&service, request, body, |caller, request| service.drained(caller, request)).await,
+                DRAINS => drains(&service, request, body).await,
                 _ => Err(Status::unimplemented("unknown method")),
             };
             Ok(answered.unwrap_or_else(Status::into_http))
@@ -91,6 +91,20 @@ async fn watch(service: &FairleadService, request: &Parts, body: Body) -> Result
     }
     response.headers_mut().insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
     Ok(response)
+}
+
+/// Streams the levels of a node. The request is read and decoded only for clients with an identity.
+async fn drains(service: &FairleadService, request: Parts, body: Body) -> Result<http::Response<Body>, Status> {
+    let caller = service.identify(&request).await?;
+    let peer: Option<Arc<Peer>> = request.extensions.get().cloned();
+    let mut grpc = Grpc::new(ProstCodec::<v1::DrainLevels, v1::DrainsRequest>::default())
+        .max_decoding_message_size(MAX_UNARY_BYTES)
+        .max_encoding_message_size(MAX_ANSWER_BYTES);
+    let answer = tower::service_fn(|request: Request<v1::DrainsRequest>| {
+        let call = peer.as_ref().map(Peer::start_call);
+        std::future::ready(service.drains(&caller, request.get_ref(), call))
+    });
+    Ok(grpc.server_streaming(answer, http::Request::from_parts(request, body)).await)
 }
 
 /// Answers a call about nodes. The request is read and decoded only for clients with an identity.

@@ -12,12 +12,12 @@ use runtime::Shutdown;
 use tokio::time::timeout;
 use tonic::Status;
 
-use super::drained;
 use crate::{
     context::FrontendContext,
+    drains::levels::ending_pod,
     identity::Identity,
     source::KindFreshness,
-    streams::{Fleet, StreamStatus},
+    streams::{Fleet, MAX_LISTED, StreamStatus},
 };
 
 /// The longest that a response is delayed.
@@ -88,10 +88,15 @@ pub(super) fn response(
     if !client.sees_cluster() {
         return response;
     }
+
+    let pods = context.cluster.ending_pods();
+    let undrained = pods.undrained(&fleet, MAX_LISTED);
+    let undrained_count = pods.undrained_count(&fleet);
+    drop(pods);
     v1::StatusResponse {
         problems: context.problems(),
-        waiting_drains: drained::waiting(context, &fleet),
-        waiting_drain_count: context.drains.count() as u64,
+        ending_pods: undrained.iter().map(|pod| ending_pod(pod, &fleet)).collect(),
+        ending_pod_count: undrained_count as u64,
         ..response
     }
 }

@@ -70,7 +70,7 @@ scenarios! {
         "After reset_bucket the bucket has only the service ports that are sent again."
     "snapshot-again", "the-stream", commit::snapshot_again:
         "A snapshot may be sent again on an open stream."
-    "ack-after-kernel", "drained", commit::acks_what_is_programmed:
+    "ack-after-kernel", "drains", commit::acks_what_is_programmed:
         "What an Ack says is programmed is in the kernel: pods that end rely on it. Needs --state-command."
     "bookmark", "rule-7", digest::bookmark:
         "A bookmark is acked like a commit, and the next difference starts from its revision."

@@ -78,7 +78,7 @@ pub struct Ack {
     pub degraded: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// If `programmed` is less than `received`: the namespaces of the service ports of which something up to `received`
     /// is not in the kernel. Everything of others is, except for the failures. At most 16; none if it is not known, or
-    /// if there are more. So the large changes of one namespace delay only its own pods that wait for the call Drained.
+    /// if there are more. So the large changes of one namespace delay only its own pods that end.
     #[prost(string, repeated, tag = "7")]
     pub unfinished_namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -392,30 +392,30 @@ pub struct StatusResponse {
     /// empty if the objects do not come from a Kubernetes API
     #[prost(message, repeated, tag = "12")]
     pub watches: ::prost::alloc::vec::Vec<WatchStatus>,
-    /// The pods that wait for a DrainedResponse of this frontend; the 32 that have waited longest.
-    #[prost(message, repeated, tag = "13")]
-    pub waiting_drains: ::prost::alloc::vec::Vec<WaitingDrain>,
-    #[prost(uint64, tag = "14")]
-    pub waiting_drain_count: u64,
+    /// The pods that end and to which a node that is connected here may still send new connections; the 32 that have ended
+    /// for the longest time.
+    #[prost(message, repeated, tag = "15")]
+    pub ending_pods: ::prost::alloc::vec::Vec<EndingPod>,
+    #[prost(uint64, tag = "16")]
+    pub ending_pod_count: u64,
 }
-/// A pod that ends, and waits until no node sends it new connections.
+/// A pod that ends, and is not drained.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct WaitingDrain {
+pub struct EndingPod {
     #[prost(bytes = "bytes", repeated, tag = "1")]
     pub addresses: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
-    /// when it last changed
     #[prost(enumeration = "DrainState", tag = "2")]
     pub state: i32,
-    /// as in DrainedResponse
+    /// as in DrainLevel
     #[prost(string, repeated, tag = "3")]
     pub services: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(string, repeated, tag = "4")]
     pub behind: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    #[prost(uint64, tag = "5")]
-    pub behind_count: u64,
-    /// since the pod's request to its node
+    #[prost(bool, tag = "5")]
+    pub waits_for_more: bool,
+    /// since this frontend saw in an EndpointSlice that it ends
     #[prost(uint64, tag = "6")]
-    pub waited_micros: u64,
+    pub ending_micros: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeStatus {
@@ -589,43 +589,69 @@ pub struct PoolMembership {
     #[prost(string, tag = "3")]
     pub detail: ::prost::alloc::string::String,
 }
-/// The frontend responds when the state is DRAIN_STATE_DRAINED, or after `wait_millis`.
+/// The levels of the pods of a node. The frontend ends the stream when the same node opens another one, when the stream is
+/// old, and at its shutdown.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct DrainedRequest {
-    /// Of one pod: that of its request, and perhaps one of the other family, which counts only if EndpointSlices name the
-    /// same pod for both.
-    #[prost(bytes = "bytes", repeated, tag = "1")]
-    pub addresses: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
-    /// longest time to wait; at most 60000
-    #[prost(uint32, tag = "2")]
-    pub wait_millis: u32,
+pub struct DrainsRequest {
+    /// Node metadata.name; a node may name itself only
+    #[prost(string, tag = "1")]
+    pub node: ::prost::alloc::string::String,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct DrainedResponse {
-    #[prost(enumeration = "DrainState", tag = "1")]
-    pub state: i32,
-    /// "namespace/name" of the Services whose EndpointSlices have one of the addresses; at most 8.
-    #[prost(string, repeated, tag = "2")]
-    pub services: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// DRAIN_STATE_BEHIND: the nodes that may still send new connections; the first 32 in the order of their names.
-    #[prost(string, repeated, tag = "3")]
-    pub behind: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    #[prost(uint64, tag = "4")]
-    pub behind_count: u64,
-    /// DRAIN_STATE_DRAINED: the nodes of the cluster whose backend is connected here and makes progress. None of them sends
-    /// new connections.
-    #[prost(message, optional, tag = "5")]
+/// What one frontend knows of the pods of a node, at one time. Each message replaces the one before.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DrainLevels {
+    /// Of each pod on the node that an EndpointSlice lists, or has listed within a minute; sorted by address. At most 1,024
+    /// that end and 1,024 others. An address that is not listed is not known, and not drained.
+    #[prost(message, repeated, tag = "1")]
+    pub levels: ::prost::alloc::vec::Vec<DrainLevel>,
+    /// The version up to which this frontend has seen the EndpointSlices, as in KindVersions.
+    #[prost(uint64, tag = "2")]
+    pub slices_version: u64,
+    /// the nodes of the cluster whose backend is connected here
+    #[prost(message, optional, tag = "3")]
     pub programmed: ::core::option::Option<NodeSet>,
     /// all nodes of the cluster, as this frontend knows them
-    #[prost(message, optional, tag = "6")]
+    #[prost(message, optional, tag = "4")]
     pub cluster: ::core::option::Option<NodeSet>,
-    /// The nodes of the cluster without a backend here that had one, or that this frontend learnt of, in the last 10 s.
-    #[prost(uint64, tag = "7")]
-    pub left: u64,
-    /// DRAIN_STATE_DRAINED: nodes that may still send new connections, and that have owed an answer for 10 s; the first 32
-    /// in the order of their names. They are not in programmed.
-    #[prost(string, repeated, tag = "8")]
-    pub stalled: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Whether a node of the cluster has no backend here that had one, or that this frontend learnt of, in the last 10 s.
+    #[prost(bool, tag = "5")]
+    pub nodes_left: bool,
+    /// of the frontend, as in Welcome: it may be reached at several addresses
+    #[prost(fixed64, tag = "6")]
+    pub epoch: u64,
+}
+/// How far a pod is drained. Of several pods at one address, the one that is furthest from drained counts for all.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainLevel {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub address: ::prost::bytes::Bytes,
+    /// targetRef.uid of its entries; empty if they name no pod
+    #[prost(string, tag = "2")]
+    pub pod_uid: ::prost::alloc::string::String,
+    #[prost(enumeration = "DrainState", tag = "3")]
+    pub state: i32,
+    /// the version of the EndpointSlices that the state follows from
+    #[prost(uint64, tag = "4")]
+    pub slices_version: u64,
+    /// "namespace/name" of Services that list the address; at most 8
+    #[prost(string, repeated, tag = "5")]
+    pub services: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// DRAIN_STATE_BEHIND: the nodes that may still send new connections; at most 32, the furthest behind first.
+    #[prost(string, repeated, tag = "6")]
+    pub behind: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// there are more of them
+    #[prost(bool, tag = "7")]
+    pub waits_for_more: bool,
+    /// DRAIN_STATE_DRAINED: nodes of DrainLevels.programmed that may still send new connections, and that the pod does not
+    /// wait for any longer: they have owed an answer for 10 s, or have acknowledged without programming for 60 s.
+    #[prost(message, optional, tag = "8")]
+    pub not_programmed: ::core::option::Option<NodeSet>,
+    /// backends connected here that may still do so, and that have no Node object
+    #[prost(uint64, tag = "9")]
+    pub unlisted: u64,
+    /// no EndpointSlice lists the pod any more
+    #[prost(bool, tag = "10")]
+    pub gone: bool,
 }
 /// A set of nodes. Sets of several frontends are added: they are disjoint and complete if the sum is the whole set.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1035,13 +1061,11 @@ impl WatchPhase {
 #[repr(i32)]
 pub enum DrainState {
     Unspecified = 0,
-    /// no EndpointSlice has one of the addresses
-    Unknown = 1,
-    /// not all entries are terminating, or a Service uses one although it is
+    /// not all entries are terminating, or a Service uses an address of the pod although they are
     InUse = 2,
-    /// nodes have not programmed yet that the addresses are not used any more
+    /// nodes have not programmed yet that its addresses are not used any more
     Behind = 3,
-    /// no node that is connected here sends new connections to the addresses
+    /// no node that is connected here sends it new connections, except for `not_programmed`
     Drained = 4,
 }
 impl DrainState {
@@ -1052,7 +1076,6 @@ impl DrainState {
     pub fn as_str_name(&self) -> &'static str {
         match self {
             Self::Unspecified => "DRAIN_STATE_UNSPECIFIED",
-            Self::Unknown => "DRAIN_STATE_UNKNOWN",
             Self::InUse => "DRAIN_STATE_IN_USE",
             Self::Behind => "DRAIN_STATE_BEHIND",
             Self::Drained => "DRAIN_STATE_DRAINED",
@@ -1062,7 +1085,6 @@ impl DrainState {
     pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
         match value {
             "DRAIN_STATE_UNSPECIFIED" => Some(Self::Unspecified),
-            "DRAIN_STATE_UNKNOWN" => Some(Self::Unknown),
             "DRAIN_STATE_IN_USE" => Some(Self::InUse),
             "DRAIN_STATE_BEHIND" => Some(Self::Behind),
             "DRAIN_STATE_DRAINED" => Some(Self::Drained),
@@ -1233,12 +1255,12 @@ pub mod fairlead_client {
                 .insert(GrpcMethod::new("fairlead.v1.Fairlead", "Endpoints"));
             self.inner.unary(req, path, codec).await
         }
-        /// Whether the nodes that are connected here still send new connections to a pod that ends.
-        pub async fn drained(
+        /// How far the pods of a node are drained, as it changes. A node opens it while something on the node waits for that.
+        pub async fn drains(
             &mut self,
-            request: impl tonic::IntoRequest<super::DrainedRequest>,
+            request: impl tonic::IntoRequest<super::DrainsRequest>,
         ) -> std::result::Result<
-            tonic::Response<super::DrainedResponse>,
+            tonic::Response<tonic::codec::Streaming<super::DrainLevels>>,
             tonic::Status,
         > {
             self.inner
@@ -1251,12 +1273,12 @@ pub mod fairlead_client {
                 })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static(
-                "/fairlead.v1.Fairlead/Drained",
+                "/fairlead.v1.Fairlead/Drains",
             );
             let mut req = request.into_request();
             req.extensions_mut()
-                .insert(GrpcMethod::new("fairlead.v1.Fairlead", "Drained"));
-            self.inner.unary(req, path, codec).await
+                .insert(GrpcMethod::new("fairlead.v1.Fairlead", "Drains"));
+            self.inner.server_streaming(req, path, codec).await
         }
         /// What would change, and for which nodes, if objects were applied. Applies nothing. For people and tools.
         pub async fn plan(

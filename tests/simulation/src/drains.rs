@@ -1,29 +1,20 @@
 //! Pods that end, and ask whether any node still sends them new connections. After the answer that none does, no kernel
 //! may have them.
 
-use std::{
-    fmt,
-    net::IpAddr,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use anyhow::Result;
 use backend::{
     ServicePortState,
-    drained::{AskFrontends, Drained, FrontendAnswer, wait},
+    drained::{Drained, Follower},
 };
-use futures::future::BoxFuture;
 use proto::{
     model::{IpFamily, TrafficPolicy},
     node_set::NodeSet,
-    v1::DrainedRequest,
 };
-use tokio::time::timeout;
 
 use crate::{
     kernel::SimulatedKernel,
-    network::{Listening, Network},
+    network::{Network, NodeDrains},
     oracle::NodeOracle,
     trace::{Trace, trace},
 };
@@ -40,36 +31,6 @@ pub(crate) struct DrainedNode {
     pub(crate) starts: u64,
 }
 
-/// What a node's backend asks: all frontends.
-struct Frontends {
-    network: Network,
-    /// The nodes that each of the last answers knew.
-    known: Mutex<Vec<NodeSet>>,
-}
-
-impl fmt::Debug for Frontends {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("Frontends")
-    }
-}
-
-impl AskFrontends for Frontends {
-    fn ask(&self, request: DrainedRequest, limit: Duration) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>> {
-        Box::pin(async move {
-            let asked = self.network.listening().into_iter().enumerate();
-            let answers = asked.map(async |(number, Listening { frontend, shutdown, .. })| {
-                let answer = timeout(limit, frontend.drained(&request, shutdown)).await;
-                let answer = answer.map_err(anyhow::Error::from).and_then(|answer| answer.map_err(Into::into));
-                (format!("frontend {number}"), answer)
-            });
-            let answers: Vec<FrontendAnswer> = futures::future::join_all(answers).await;
-            let clusters = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok()?.cluster);
-            *self.known.lock().unwrap_or_else(PoisonError::into_inner) = clusters.collect();
-            Ok(answers)
-        })
-    }
-}
-
 /// Whether new connections may go to an address.
 fn may_use(state: &ServicePortState, address: IpAddr) -> bool {
     let ServicePortState { port, cluster, local, established: _, gone: _ } = state;
@@ -79,23 +40,22 @@ fn may_use(state: &ServicePortState, address: IpAddr) -> bool {
     cluster[family].has_address(address) || (is_local && local[family].has_address(address))
 }
 
-/// Waits for the drain of a pod, and checks the kernels of the nodes whose processes have run since.
+/// Waits on its node for the drain of a pod, and checks the kernels of the nodes whose processes have run since.
 /// `cluster`: all nodes; an answer of frontends that do not know them, as their API server serves an old list, is not
 /// checked. `is_current`: whether no object has changed since the pod ends.
 pub(crate) async fn drain(
     trace: Trace,
     network: Network,
-    address: IpAddr,
+    (address, node): (IpAddr, usize),
     cluster: NodeSet,
     nodes: Vec<DrainedNode>,
     is_current: impl Fn() -> bool,
 ) {
-    let frontends = Frontends { network, known: Mutex::default() };
-    let drained = wait(&frontends, &[address], PATIENCE, || false).await;
-    trace!(trace, "pod {address}: {drained:?}");
-    let Ok(Drained::Yes { absent: 0, silent }) = drained else { return };
-    let know_all = frontends.known.lock().unwrap_or_else(PoisonError::into_inner).contains(&cluster);
-    if !silent.is_empty() || !know_all || !is_current() {
+    let streams = Arc::new(NodeDrains::new(network, node));
+    let drained = Follower::new(streams.clone()).wait(address, PATIENCE).await;
+    trace!(trace, "pod {address} of node {node}: {drained:?}");
+    let Drained::Yes { absent: 0, silent } = drained else { return };
+    if !silent.is_empty() || !streams.has_known(cluster) || !is_current() {
         return;
     }
     for DrainedNode { number, kernel, oracle, starts } in nodes {

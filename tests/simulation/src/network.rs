@@ -3,19 +3,29 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use anyhow::{Result, bail};
-use backend::{Connect, Session};
+use backend::{
+    Connect, FrontendAddress, Session,
+    drained::{DrainStreams, LevelsStream},
+};
 use fastrand::Rng;
 use frontend::Frontend;
-use futures::{FutureExt as _, future::BoxFuture};
+use futures::{
+    FutureExt as _, StreamExt as _,
+    future::{self, BoxFuture},
+    stream,
+};
 use proto::{
     encoded::{EncodedMessage, encode_client_message},
     fuzzing::client_message,
     model::{Batch, Bookmark, ClientMessage, Hello, ServerMessage},
+    node_set::NodeSet,
+    v1::DrainLevels,
 };
 use runtime::Shutdown;
 use tokio::{
@@ -25,6 +35,7 @@ use tokio::{
 
 use crate::{
     kernel::SimulatedKernel,
+    objects::node_name,
     oracle::{NodeOracle, StreamMirror},
     trace::{Trace, trace},
 };
@@ -59,6 +70,8 @@ struct NetworkInner {
     slow: BTreeMap<usize, u64>,
     /// Nodes whose next batch loses an operation.
     lossy: BTreeSet<usize>,
+    /// The frontend of each node's last session, and its connection.
+    sessions: BTreeMap<usize, (usize, u64)>,
 }
 
 /// How a connection ends.
@@ -101,6 +114,7 @@ impl Network {
             gap: 0,
             slow: BTreeMap::new(),
             lossy: BTreeSet::new(),
+            sessions: BTreeMap::new(),
         };
         Self(Arc::new(NetworkState { trace, inner: Mutex::new(inner), changed: watch::Sender::new(0) }))
     }
@@ -108,6 +122,23 @@ impl Network {
     pub(crate) fn listen(&self, frontend: usize, listening: Option<Listening>) {
         self.lock().frontends[frontend] = listening;
         self.changed();
+    }
+
+    /// A session of a node has ended.
+    fn session_ended(&self, node: usize, connection: u64) {
+        let mut inner = self.lock();
+        if inner.sessions.get(&node).is_some_and(|(_, current)| *current == connection) {
+            inner.sessions.remove(&node);
+        }
+    }
+
+    /// Returns when this connection ends, and how.
+    async fn ended(&self, pair: (usize, usize), connection: u64, killed: &mut watch::Receiver<bool>) -> Cut {
+        tokio::select! {
+            biased;
+            _ = killed.wait_for(|killed| *killed) => Cut::Closed,
+            cut = self.cut_off(pair, connection) => cut,
+        }
     }
 
     /// The frontends that accept connections.
@@ -264,21 +295,13 @@ impl Connect for NodeConnect {
             let (to_frontend, mut from_frontend) = target.attach(hello, shutdown);
             let (to_node, messages) = mpsc::channel(4);
             let (replies, mut from_node) = mpsc::channel(4);
-            let connection_ends = {
-                let network = network.clone();
-                async move {
-                    tokio::select! {
-                        biased;
-                        _ = killed.wait_for(|killed| *killed) => Cut::Closed,
-                        cut = network.cut_off(pair, connection) => cut,
-                    }
-                }
-            };
+            network.lock().sessions.insert(node, (frontend, connection));
+            let connections = network.clone();
             let pumps = Pumps { network, pair, oracle, mirror: Arc::new(Mutex::new(mirror)) };
             tokio::spawn(async move {
                 let cut = tokio::select! {
                     biased;
-                    cut = connection_ends => cut,
+                    cut = connections.ended(pair, connection, &mut killed) => cut,
                     () = pumps.to_node(&mut from_frontend, &to_node) => Cut::Closed,
                     () = pumps.to_frontend(&mut from_node, &to_frontend) => Cut::Closed,
                 };
@@ -291,14 +314,130 @@ impl Connect for NodeConnect {
                     }
                     Cut::FrontendUnaware => {
                         drop((to_node, from_node));
+                        connections.session_ended(node, connection);
                         sleep(KEEPALIVE).await;
                         drop((to_frontend, from_frontend));
                     }
                 }
+                connections.session_ended(node, connection);
             });
             Ok(Session { messages, replies })
         }
         .boxed()
+    }
+}
+
+/// The streams `Drains` of one node.
+pub(crate) struct NodeDrains {
+    network: Network,
+    node: usize,
+    /// The nodes that frontends knew when they last said something.
+    clusters: Arc<Mutex<BTreeMap<usize, NodeSet>>>,
+}
+
+impl NodeDrains {
+    pub(crate) fn new(network: Network, node: usize) -> Self {
+        Self { network, node, clusters: Arc::default() }
+    }
+
+    /// Whether a frontend knew these nodes.
+    pub(crate) fn has_known(&self, cluster: NodeSet) -> bool {
+        let clusters = self.clusters.lock().unwrap_or_else(PoisonError::into_inner);
+        clusters.values().any(|known| *known == cluster)
+    }
+}
+
+impl fmt::Debug for NodeDrains {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("NodeDrains").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+impl DrainStreams for NodeDrains {
+    fn own(&self) -> Option<FrontendAddress> {
+        self.network.lock().sessions.get(&self.node).map(|(frontend, _)| frontend_address(*frontend))
+    }
+
+    fn addresses(&self) -> Vec<FrontendAddress> {
+        let inner = self.network.lock();
+        let listening = inner.frontends.iter().enumerate().filter(|(_, listening)| listening.is_some());
+        listening.map(|(frontend, _)| frontend_address(frontend)).collect()
+    }
+
+    fn resolve(&self) -> BoxFuture<'static, Result<()>> {
+        future::ready(Ok(())).boxed()
+    }
+
+    fn open(&self, address: &FrontendAddress) -> BoxFuture<'static, Result<LevelsStream>> {
+        let network = self.network.clone();
+        let node = self.node;
+        let frontend = address.uri.parse::<usize>();
+        let clusters = self.clusters.clone();
+        let record = move |frontend, message: &Result<DrainLevels>| {
+            let cluster = message.as_ref().ok().and_then(|message| message.cluster).unwrap_or_default();
+            clusters.lock().unwrap_or_else(PoisonError::into_inner).insert(frontend, cluster);
+        };
+        let open = async move {
+            let frontend = frontend?;
+            let levels = network.open_drains((node, frontend)).await?;
+            anyhow::Ok(levels.inspect(move |message| record(frontend, message)).boxed())
+        };
+        open.boxed()
+    }
+}
+
+fn frontend_address(number: usize) -> FrontendAddress {
+    FrontendAddress { uri: number.to_string(), server_name: None }
+}
+
+impl Network {
+    async fn open_drains(&self, pair: (usize, usize)) -> Result<LevelsStream> {
+        sleep(self.latency()).await;
+        let (listening, connection) = {
+            let mut inner = self.lock();
+            inner.connections += 1;
+            (inner.frontends[pair.1].clone(), inner.connections)
+        };
+        self.passes(pair).await;
+        let Some(Listening { frontend, shutdown, mut killed }) = listening else { bail!("refused") };
+        if *killed.borrow() {
+            bail!("refused");
+        }
+
+        let mut levels = frontend.drains(&node_name(pair.0), shutdown)?;
+        let (to_node, messages) = mpsc::channel(4);
+        let network = self.clone();
+        tokio::spawn(async move {
+            let deliver = async {
+                while let Some(message) = levels.next().await {
+                    network.passes(pair).await;
+                    sleep(network.latency()).await;
+                    if to_node.send(Ok(message)).await.is_err() {
+                        return;
+                    }
+                }
+                // What arrives of the end.
+                network.passes(pair).await;
+            };
+            let cut = tokio::select! {
+                biased;
+                cut = network.ended(pair, connection, &mut killed) => cut,
+                () = to_node.closed() => Cut::Closed,
+                () = deliver => Cut::Closed,
+            };
+            match cut {
+                Cut::Closed => {}
+                Cut::NodeUnaware => {
+                    drop(levels);
+                    let _ = timeout(KEEPALIVE, to_node.closed()).await;
+                }
+                Cut::FrontendUnaware => {
+                    drop(to_node);
+                    sleep(KEEPALIVE).await;
+                }
+            }
+        });
+        Ok(stream::unfold(messages, async |mut messages| Some((messages.recv().await?, messages))).boxed())
     }
 }
 

@@ -90,11 +90,14 @@ pub(crate) fn delete_all_slices(api: &ApiServer, size: ClusterSize) {
     }
 }
 
-/// An address of a random endpoint; `None`: there is none.
-pub(crate) fn any_pod(api: &ApiServer, rng: &mut Rng) -> Option<IpAddr> {
+/// An address of a random endpoint, and its node; `None`: there is none.
+pub(crate) fn any_pod(api: &ApiServer, rng: &mut Rng) -> Option<(IpAddr, usize)> {
     let slices = api.list(Resource::EndpointSlice);
     let endpoints = slices.iter().filter_map(|slice| slice["endpoints"].as_array()).flatten();
-    rng.choice(endpoints.collect::<Vec<_>>())?["addresses"][0].as_str()?.parse().ok()
+    let endpoint = rng.choice(endpoints.collect::<Vec<_>>())?;
+    let address = endpoint["addresses"][0].as_str()?.parse().ok()?;
+    let node = endpoint["nodeName"].as_str()?.strip_prefix("node-")?.parse().ok()?;
+    Some((address, node))
 }
 
 /// All slices say that a pod is terminating.

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::BTreeMap, mem, time::Duration};
 
 use anyhow::Error;
 use frontend::source::is_unconfirmed;
-use proto::v1::{DrainState, NodeStatus, Role, StatusResponse, WaitingDrain, WatchPhase, WatchStatus};
+use proto::v1::{DrainState, EndingPod, NodeStatus, Role, StatusResponse, WatchPhase, WatchStatus};
 use serde::Serialize;
 
 use crate::cli::StatusArgs;
@@ -21,9 +21,9 @@ pub(super) struct Overview {
     pub(super) nodes: Vec<NodeRow>,
     /// The number of observer streams.
     pub(super) observers: usize,
-    /// Pods that wait until no node sends them new connections, the longest first. Each asks all frontends; this is the
-    /// answer of the one that has the most to wait for.
-    pub(super) drains: Vec<WaitingDrain>,
+    /// Pods that end and to which nodes may still send new connections, the longest first. Of what several frontends
+    /// say of a pod, this is what has the most to wait for.
+    pub(super) ending_pods: Vec<EndingPod>,
 }
 
 /// What the answers are about. A frontend knows only its own streams.
@@ -125,13 +125,13 @@ impl Overview {
             }
         }
         let (mut nodes, mut observers) = (BTreeMap::<String, NodeRow>::new(), 0);
-        let mut drains = BTreeMap::<Vec<_>, WaitingDrain>::new();
+        let mut ending_pods = BTreeMap::<Vec<_>, EndingPod>::new();
         for (address, status) in &mut frontends {
             let required = required.get(&status.epoch).copied().unwrap_or_default();
-            for drain in mem::take(&mut status.waiting_drains) {
-                match drains.get(&drain.addresses) {
-                    Some(known) if rank(known) >= rank(&drain) => {}
-                    _ => drop(drains.insert(drain.addresses.clone(), drain)),
+            for pod in mem::take(&mut status.ending_pods) {
+                match ending_pods.get(&pod.addresses) {
+                    Some(known) if rank(known) >= rank(&pod) => {}
+                    _ => drop(ending_pods.insert(pod.addresses.clone(), pod)),
                 }
             }
             for node in mem::take(&mut status.nodes) {
@@ -155,9 +155,9 @@ impl Overview {
         }
         let mut nodes: Vec<_> = nodes.into_values().collect();
         nodes.sort_by_key(|row| (row.state, Reverse(row.severity()), row.status.node.clone()));
-        let mut drains: Vec<_> = drains.into_values().collect();
-        drains.sort_by_key(|drain| Reverse(drain.waited_micros));
-        Self { scope, frontends, unreachable, nodes, observers, drains }
+        let mut ending_pods: Vec<_> = ending_pods.into_values().collect();
+        ending_pods.sort_by_key(|pod| Reverse(pod.ending_micros));
+        Self { scope, frontends, unreachable, nodes, observers, ending_pods }
     }
 
     /// The current revisions, by epoch.
@@ -197,13 +197,13 @@ pub(super) fn unconfirmed(status: &StatusResponse) -> impl Iterator<Item = &Watc
 }
 
 /// Orders what different frontends say about one pod by how much it waits for there.
-fn rank(drain: &WaitingDrain) -> (u8, u64) {
-    let state = match drain.state() {
-        DrainState::Unspecified | DrainState::Unknown | DrainState::Drained => 0,
+fn rank(pod: &EndingPod) -> (u8, bool, usize) {
+    let state = match pod.state() {
+        DrainState::Unspecified | DrainState::Drained => 0,
         DrainState::Behind => 1,
         DrainState::InUse => 2,
     };
-    (state, drain.behind_count)
+    (state, pod.waits_for_more, pod.behind.len())
 }
 
 impl NodeRow {

@@ -2,7 +2,7 @@
 
 use proto::{
     model::{Epoch, SyncMode},
-    v1::{self, DrainState, FailureKind, ServicePortFailure, StatusResponse, WaitingDrain, WatchPhase},
+    v1::{self, DrainState, EndingPod, FailureKind, ServicePortFailure, StatusResponse, WatchPhase},
 };
 use serde_json::{Value, json};
 
@@ -37,7 +37,7 @@ pub(super) fn of(overview: &Overview, args: &StatusArgs) -> Value {
         "frontends": frontends,
         "unreachable_frontends": unreachable,
         "nodes": overview.nodes.iter().map(node).collect::<Vec<_>>(),
-        "draining_pods": overview.drains.iter().map(drain).collect::<Vec<_>>(),
+        "draining_pods": overview.ending_pods.iter().map(ending_pod).collect::<Vec<_>>(),
     })
 }
 
@@ -104,20 +104,20 @@ fn node(row: &NodeRow) -> Value {
     })
 }
 
-fn drain(drain: &WaitingDrain) -> Value {
-    let state = match drain.state() {
-        DrainState::Unspecified | DrainState::Unknown => "unknown",
+fn ending_pod(pod: &EndingPod) -> Value {
+    let state = match pod.state() {
+        DrainState::Unspecified => "unknown",
         DrainState::InUse => "in_use",
         DrainState::Behind => "behind",
         DrainState::Drained => "drained",
     };
     json!({
-        "addresses": addresses(drain),
+        "addresses": addresses(pod),
         "state": state,
-        "services": drain.services,
-        "behind": drain.behind,
-        "behind_count": drain.behind_count,
-        "waited_micros": drain.waited_micros,
+        "services": pod.services,
+        "behind": pod.behind,
+        "waits_for_more": pod.waits_for_more,
+        "ending_micros": pod.ending_micros,
     })
 }
 

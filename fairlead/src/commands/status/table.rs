@@ -8,7 +8,7 @@ use std::{
 use proto::{
     convert::unpack_address,
     model::ServicePortKey,
-    v1::{self, DrainState, StatusResponse, WaitingDrain, WatchPhase, WatchStatus},
+    v1::{self, DrainState, EndingPod, StatusResponse, WatchPhase, WatchStatus},
 };
 
 use super::join::{Missing, NodeHealth, NodeRow, Overview, Scope, unconfirmed};
@@ -30,7 +30,7 @@ pub(super) fn render(overview: &Overview, args: &StatusArgs) -> String {
     } else {
         let shown = if args.all { overview.nodes.len() } else { SHOWN_NODES };
         nodes(&mut text, overview, shown);
-        drains(&mut text, overview);
+        ending_pods(&mut text, overview);
     }
     if args.node.is_some() {
         failures(&mut text, overview);
@@ -131,34 +131,33 @@ fn failures(text: &mut String, overview: &Overview) {
     let _ = write!(text, "\n{table}\n");
 }
 
-/// The pods that wait until no node sends them new connections.
-fn drains(text: &mut String, overview: &Overview) {
-    if overview.drains.is_empty() {
+/// The pods that end and to which nodes may still send new connections.
+fn ending_pods(text: &mut String, overview: &Overview) {
+    if overview.ending_pods.is_empty() {
         return;
     }
-    let mut table = Table::new(&["DRAINING POD", "WAITING", "SERVICES", "FOR"]);
-    for drain in &overview.drains {
-        let waited = short(drain.waited_micros);
-        table.row([addresses(drain).join(","), waited, drain.services.join(","), waits_for(drain)]);
+    let mut table = Table::new(&["DRAINING POD", "ENDING", "SERVICES", "WAITS FOR"]);
+    for pod in &overview.ending_pods {
+        let since = short(pod.ending_micros);
+        table.row([addresses(pod).join(","), since, pod.services.join(","), waits_for(pod)]);
     }
     let _ = write!(text, "\n{table}\n");
 }
 
 /// Its addresses; invalid ones are left out.
-pub(super) fn addresses(drain: &WaitingDrain) -> Vec<String> {
-    let addresses = drain.addresses.iter().filter_map(|bytes| unpack_address(bytes, "addresses").ok());
+pub(super) fn addresses(pod: &EndingPod) -> Vec<String> {
+    let addresses = pod.addresses.iter().filter_map(|bytes| unpack_address(bytes, "addresses").ok());
     addresses.map(|address| address.to_string()).collect()
 }
 
-fn waits_for(drain: &WaitingDrain) -> String {
-    match drain.state() {
-        DrainState::Unspecified | DrainState::Unknown => "an EndpointSlice with its address".to_owned(),
+fn waits_for(pod: &EndingPod) -> String {
+    match pod.state() {
+        DrainState::Unspecified | DrainState::Drained => String::new(),
         DrainState::InUse => "another endpoint, or its EndpointSlice".to_owned(),
         DrainState::Behind => {
-            let more = and_more(drain.behind_count.saturating_sub(drain.behind.len() as u64));
-            format!("nodes {}{more}", drain.behind.join(","))
+            let more = if pod.waits_for_more { " and more" } else { "" };
+            format!("nodes {}{more}", pod.behind.join(","))
         }
-        DrainState::Drained => "nodes without a frontend".to_owned(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Error, anyhow};
 use proto::v1::{
-    DrainState, NodeStatus, Problem, Protocol, Role, ServicePortFailure, ServicePortKey, StatusResponse, WaitingDrain,
+    DrainState, EndingPod, NodeStatus, Problem, Protocol, Role, ServicePortFailure, ServicePortKey, StatusResponse,
     WatchPhase, WatchStatus,
 };
 
@@ -164,18 +164,18 @@ https://b: revision 4 on every connected node, 7 service ports, 21 endpoints
 #[test]
 fn picture_has_the_words_of_the_command() {
     let applied = |name, programmed, apply_micros| NodeStatus { apply_micros, ..node(name, programmed) };
-    let drain = WaitingDrain {
+    let pod = EndingPod {
         addresses: vec![[10, 244, 1, 11].to_vec().into()],
         state: DrainState::Behind.into(),
         services: vec!["shop/web".to_owned()],
         behind: vec!["node-c".to_owned()],
-        behind_count: 1,
-        waited_micros: 6_100_000,
+        waits_for_more: false,
+        ending_micros: 6_100_000,
     };
     let behind = NodeStatus { lag_micros: 6_200_000, ..applied("node-c", 2, 46_000) };
     let nodes = vec![applied("node-a", 3, 3_000), applied("node-b", 3, 1_000), behind];
     let status = frontend(1, 3, nodes);
-    let status = StatusResponse { service_ports: 3, endpoints: 8, waiting_drains: vec![drain], ..status };
+    let status = StatusResponse { service_ports: 3, endpoints: 8, ending_pods: vec![pod], ..status };
     let overview = join(vec![("http://127.0.0.1:7600", Ok(status))], &args(&[]));
 
     let picture = include_str!("../../../../docs/images/status.svg");
@@ -383,7 +383,7 @@ fn unreachable_frontend_is_named() {
 fn unknown_values_of_enums_have_a_name_in_json() {
     let status = StatusResponse {
         watches: vec![WatchStatus { phase: 99, ..WatchStatus::default() }],
-        waiting_drains: vec![WaitingDrain { state: 99, ..WaitingDrain::default() }],
+        ending_pods: vec![EndingPod { state: 99, ..EndingPod::default() }],
         ..frontend(1, 9, vec![NodeStatus { mode: 99, ..node("a", 9) }])
     };
     let document = json::of(&join(vec![("unix:/s", Ok(status))], &args(&[])), &args(&[]));

@@ -118,7 +118,7 @@ fn pod(slice: &ObjectName, endpoint: &Endpoint) -> Option<PodId> {
     let target = endpoint.target_ref.as_ref().filter(|target| target.kind.as_deref() == Some("Pod"))?;
     let is_own = target.namespace.as_deref().is_none_or(|namespace| *namespace == *slice.namespace);
     let name = target.name.as_deref().filter(|name| !name.is_empty() && is_own)?;
-    Some(PodId::new(&slice.namespace, name))
+    Some(PodId::new(&slice.namespace, name, target.uid.as_deref()))
 }
 
 #[cfg(test)]

@@ -185,11 +185,11 @@ impl Client {
         Ok(client.status(self.request(request)).await?.into_inner())
     }
 
-    /// Asks for a pod that is in no EndpointSlice, so that the response takes as long as it may.
-    pub(crate) async fn drained(&self) -> Result<v1::DrainedResponse, Status> {
+    /// The first message about the pods of a node.
+    pub(crate) async fn drains(&self, node: &str) -> Result<Option<v1::DrainLevels>, Status> {
         let mut client = FairleadClient::new(self.channel.clone());
-        let request = v1::DrainedRequest { addresses: vec![vec![10, 9, 9, 9].into()], wait_millis: 60_000 };
-        Ok(client.drained(self.request(request)).await?.into_inner())
+        let request = v1::DrainsRequest { node: node.to_owned() };
+        client.drains(self.request(request)).await?.into_inner().message().await
     }
 
     pub(crate) async fn endpoints(&self) -> Result<v1::EndpointsResponse, Status> {

@@ -94,7 +94,7 @@ impl World {
 
     /// A pod ends, and asks from before that whether it is drained.
     async fn drain_pod(&self, rng: &mut Rng) {
-        let Some(address) = objects::any_pod(&self.api, rng) else { return };
+        let Some((address, node)) = objects::any_pod(&self.api, rng) else { return };
         let known = objects::node_names(&self.api);
         let mut cluster = NodeSet::default();
         known.iter().for_each(|node| cluster.insert(node));
@@ -109,7 +109,7 @@ impl World {
         let (api, ended_at) = (self.api.clone(), version.clone());
         let is_current = move || api.version() == ended_at.load(Ordering::SeqCst);
         let (trace, network) = (self.trace.clone(), self.network.clone());
-        tokio::spawn(drains::drain(trace, network, address, cluster, nodes.collect(), is_current));
+        tokio::spawn(drains::drain(trace, network, (address, node), cluster, nodes.collect(), is_current));
         sleep(Duration::from_micros(rng.u64(0..100_000))).await;
         // The answer has to wait for the slowest node.
         if let Some(node) = rng.choice(&self.nodes) {

@@ -217,7 +217,7 @@ fn pod_is_one_in_the_namespace_of_the_slice() {
         let slice = slice("IPv4", json!([]), json!([{"addresses": ["10.0.1.1"], "targetRef": target}]));
         parse_valid(&slice).0.endpoints[0].pod
     };
-    let own = Some(PodId::new("shop", "web-0"));
+    let own = Some(PodId::new("shop", "web-0", None));
     assert_eq!(of(json!({"kind": "Pod", "name": "web-0", "namespace": "shop"})), own);
     assert_eq!(of(json!({"kind": "Pod", "name": "web-0"})), own);
     assert_ne!(of(json!({"kind": "Pod", "name": "web-1"})), own);

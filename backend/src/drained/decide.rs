@@ -1,0 +1,393 @@
+//! Decides for one waiter from the last messages of all frontends. Pure.
+//!
+//! ```text
+//!   the node's own frontend     others (asked only then)               together
+//!   in use, behind: wait        in use, behind, older version: wait    sum = cluster: drained
+//!   drained ──────────────────▶ drained ─────────────────────────────▶ nodes on their way: wait, 10 s at most
+//!   unknown for 5 s: unknown    silent for 10 s ─────────────────────▶ else drained, except for so many nodes
+//! ```
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use proto::{
+    convert::pack_address,
+    node_set::NodeSet,
+    v1::{DrainLevel, DrainLevels, DrainState},
+};
+use tokio::time::Instant;
+
+use super::{Drained, NotDrained};
+use crate::FrontendAddress;
+
+/// How long an address may be in no EndpointSlice: the one that names it may not have arrived yet.
+const UNKNOWN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a drain waits for nodes and frontends of which nothing is known.
+const INCOMPLETE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same for frontends if the others speak for all nodes: the lists of these may be old.
+const SILENT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a drain waits for backends without a Node object: a frontend may have an old list of Nodes.
+const UNLISTED_TIMEOUT: Duration = Duration::from_secs(60);
+/// Addresses of frontends that are older are resolved again before they decide.
+const MAX_LIST_AGE: Duration = Duration::from_secs(1);
+
+/// What is known of frontends.
+#[derive(Clone, Debug, Default)]
+pub(super) struct View {
+    /// The frontend that is asked first.
+    pub(super) own: Option<FrontendAddress>,
+    pub(super) frontends: BTreeMap<FrontendAddress, Latest>,
+    /// When the list of frontends was last resolved.
+    pub(super) resolved: Option<Instant>,
+    /// Since when it cannot be resolved, and why.
+    pub(super) resolve_failure: Option<(Instant, String)>,
+}
+
+/// The last that one frontend has said.
+#[derive(Clone, Debug)]
+pub(super) enum Latest {
+    /// `since`: the first message of the stream.
+    Levels { message: Arc<DrainLevels>, since: Instant },
+    /// It has not answered yet, or the stream has ended.
+    Failing { error: String, since: Instant },
+    /// Another address is that of the same frontend.
+    Alias,
+}
+
+/// One who waits for the drain of an address.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    address: IpAddr,
+    deadline: Instant,
+    /// The pods that were at the address when it was first known. Later ones are others.
+    pods: BTreeSet<String>,
+    unknown_since: Option<Instant>,
+    /// Since when the own frontend says "drained".
+    drained_since: Option<Instant>,
+    /// Since when no frontend has to be waited for, but perhaps nodes.
+    spoken_since: Option<Instant>,
+    /// What the own frontend has last said.
+    last_known: Option<NotDrained>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Decision {
+    Wait(Wait),
+    Done(Drained),
+}
+
+/// When to decide again, unless the view changes before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wait {
+    pub(super) until: Instant,
+    /// When the list of frontends must have been resolved; `None`: only the own frontend is asked.
+    pub(super) list_since: Option<Instant>,
+}
+
+/// How far an address is known, the first one gives way first to others that wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum AddressClass {
+    Unknown,
+    InUse,
+    Ending,
+}
+
+/// What all frontends say of a pod that is drained as far as the own one knows.
+#[derive(Debug, Default)]
+struct Together {
+    programmed: NodeSet,
+    clusters: Vec<NodeSet>,
+    nodes_left: bool,
+    unlisted: u64,
+    /// What has to be waited for without limit.
+    unfinished: Vec<NotDrained>,
+    /// Frontends that say nothing of the pod, since when, and why.
+    silent: Vec<(Instant, String)>,
+}
+
+/// A step of the decision that has to wait.
+struct Pending {
+    reason: NotDrained,
+    until: Option<Instant>,
+    list_since: Option<Instant>,
+}
+
+// === impl Waiter ===
+
+impl Waiter {
+    pub(super) fn new(address: IpAddr, deadline: Instant) -> Self {
+        Self {
+            address,
+            deadline,
+            pods: BTreeSet::new(),
+            unknown_since: None,
+            drained_since: None,
+            spoken_since: None,
+            last_known: None,
+        }
+    }
+
+    pub(super) fn decide(&mut self, view: &View, now: Instant) -> Decision {
+        let Pending { reason, until, list_since } = match self.look(view, now) {
+            Ok(drained) => return Decision::Done(drained),
+            Err(pending) => pending,
+        };
+
+        if now < self.deadline {
+            let until = until.map_or(self.deadline, |until| until.min(self.deadline));
+            return Decision::Wait(Wait { until, list_since });
+        }
+        Decision::Done(match self.last_known.take() {
+            Some(known) if view.own().is_none() => Drained::No(known.and_then(&reason)),
+            None if view.own().is_none() => Drained::NoAnswer(reason),
+            _ => Drained::No(reason),
+        })
+    }
+
+    fn look(&mut self, view: &View, now: Instant) -> Result<Drained, Pending> {
+        let Some((own, message)) = view.own() else {
+            self.unknown_since = None;
+            self.spoken_since = None;
+            return Err(Pending::of_own(view.silence()));
+        };
+        let levels = at_address(message, self.address);
+        if self.pods.is_empty() {
+            let present = levels.iter().filter(|level| !level.gone);
+            self.pods = present.map(|level| level.pod_uid.clone()).collect();
+        }
+        if !self.knows(levels) {
+            self.drained_since = None;
+            self.spoken_since = None;
+            let until = *self.unknown_since.get_or_insert(now) + UNKNOWN_TIMEOUT;
+            let reason = NotDrained::new("no EndpointSlice has the address of this pod", &[]);
+            self.last_known = Some(reason.clone());
+            return if now < until {
+                Err(Pending { reason, until: Some(until), list_since: None })
+            } else {
+                Ok(Drained::Unknown)
+            };
+        }
+        self.unknown_since = None;
+        if let Some(reason) = unfinished(levels) {
+            self.drained_since = None;
+            self.spoken_since = None;
+            self.last_known = Some(reason.clone());
+            return Err(Pending::of_own(reason));
+        }
+
+        let drained_since = *self.drained_since.get_or_insert(now);
+        let version = levels.iter().map(|level| level.slices_version).max().unwrap_or_default();
+        let mut together = Together::default();
+        for (address, latest) in &view.frontends {
+            together.add(self, (address, latest), (address != own).then_some(version), drained_since);
+        }
+        self.sum_up(view, together, drained_since, now)
+    }
+
+    fn sum_up(
+        &mut self,
+        view: &View,
+        mut together: Together,
+        drained_since: Instant,
+        now: Instant,
+    ) -> Result<Drained, Pending> {
+        let list_since = before(self.spoken_since.unwrap_or(drained_since));
+        let is_list_fresh = together.check_list(view, list_since, drained_since);
+        let wait = |reason, until| Pending { reason, until, list_since: Some(list_since) };
+        if let Some(reason) = together.unfinished.pop() {
+            self.spoken_since = None;
+            self.last_known = Some(reason.clone());
+            return Err(wait(reason, None));
+        }
+        self.last_known = Some(together.at_deadline());
+        if !is_list_fresh {
+            return Err(wait(together.at_deadline(), None));
+        }
+
+        let is_complete = together.is_complete();
+        let patience = if is_complete { SILENT_TIMEOUT } else { INCOMPLETE_TIMEOUT };
+        let silent_until = together.silent.iter().map(|(since, _)| *since + patience).max();
+        if let Some(until) = silent_until.filter(|until| now < *until) {
+            self.spoken_since = None;
+            return Err(wait(together.at_deadline(), Some(until)));
+        }
+
+        let spoken_since = *self.spoken_since.get_or_insert(now);
+        if view.resolved.is_none_or(|resolved| resolved < before(spoken_since)) && view.resolve_failure.is_none() {
+            return Err(Pending { list_since: Some(before(spoken_since)), ..wait(together.at_deadline(), None) });
+        }
+        let may_change = (together.unlisted > 0 && now < spoken_since + UNLISTED_TIMEOUT)
+            || (!is_complete && together.nodes_left && now < spoken_since + INCOMPLETE_TIMEOUT);
+        if may_change {
+            // Another frontend may have them by now.
+            let seconds = Duration::from_secs((now - spoken_since).as_secs());
+            let list_since = Some(before(spoken_since + seconds));
+            return Err(Pending {
+                list_since,
+                ..wait(together.at_deadline(), Some(spoken_since + seconds + MAX_LIST_AGE))
+            });
+        }
+        Ok(Drained::Yes { absent: together.absent(), silent: together.silent() })
+    }
+
+    /// Whether one of these is that of a pod that was at the address from the beginning.
+    fn knows(&self, levels: &[DrainLevel]) -> bool {
+        levels.iter().any(|level| self.pods.contains(&level.pod_uid))
+    }
+}
+
+// === impl Together ===
+
+impl Together {
+    /// Adds what a frontend says. `version`: what another one than the own must have seen of the EndpointSlices.
+    fn add(
+        &mut self,
+        waiter: &Waiter,
+        (address, latest): (&FrontendAddress, &Latest),
+        version: Option<u64>,
+        drained_since: Instant,
+    ) {
+        let (message, since) = match latest {
+            Latest::Levels { message, since } => (message, *since),
+            Latest::Failing { error, since } => return self.add_silent(address, error, (*since).max(drained_since)),
+            Latest::Alias => return,
+        };
+        if version.is_some_and(|version| message.slices_version < version) {
+            let text = format!("{}: has seen an older version of the EndpointSlices", address.uri);
+            return self.unfinished.push(NotDrained::new("a frontend lags behind", &[text]));
+        }
+        let levels = at_address(message, waiter.address);
+        if let Some(reason) = unfinished(levels) {
+            return self.unfinished.push(reason);
+        }
+        if !waiter.knows(levels) {
+            return self.add_silent(address, "does not know the pod", since.max(drained_since));
+        }
+        let cluster = message.cluster.unwrap_or_default();
+        // The node that asks is one: the API server of this frontend serves an old list.
+        if cluster.count == 0 {
+            return self.add_silent(address, "knows no node", since.max(drained_since));
+        }
+
+        let given_up = levels.iter().filter_map(|level| level.not_programmed).max_by_key(|set| set.count);
+        self.programmed.add(message.programmed.unwrap_or_default());
+        self.programmed.subtract(given_up.unwrap_or_default());
+        self.clusters.push(cluster);
+        self.nodes_left |= message.nodes_left;
+        self.unlisted += levels.iter().map(|level| level.unlisted).max().unwrap_or_default();
+    }
+
+    fn add_silent(&mut self, address: &FrontendAddress, reason: &str, since: Instant) {
+        self.silent.push((since, format!("{}: {reason}", address.uri)));
+    }
+
+    /// Whether the list of frontends is new enough, or cannot be resolved, as if a frontend was silent.
+    fn check_list(&mut self, view: &View, list_since: Instant, drained_since: Instant) -> bool {
+        let is_fresh = view.resolved.is_some_and(|resolved| resolved >= list_since);
+        if let Some((since, error)) = &view.resolve_failure
+            && !is_fresh
+        {
+            self.silent.push(((*since).max(drained_since), error.clone()));
+            return true;
+        }
+        is_fresh
+    }
+
+    /// Whether they speak for all nodes, each once.
+    fn is_complete(&self) -> bool {
+        self.programmed.count > 0 && self.clusters.iter().all(|cluster| *cluster == self.programmed)
+    }
+
+    /// How many nodes they do not speak for.
+    fn absent(&self) -> u64 {
+        let nodes = self.clusters.iter().map(|cluster| cluster.count).max().unwrap_or_default();
+        nodes.saturating_sub(self.programmed.count)
+    }
+
+    fn silent(&self) -> Vec<String> {
+        self.silent.iter().map(|(_, text)| text.clone()).collect()
+    }
+
+    /// What is said when the time is over, although the next messages might say more.
+    fn at_deadline(&self) -> NotDrained {
+        let summary = match (self.absent(), self.unlisted) {
+            (0, 0) => "frontends do not answer, or nodes change their frontend".to_owned(),
+            (0, unlisted) => format!("{unlisted} nodes without a Node object are behind"),
+            (absent, _) => format!("{absent} nodes are connected to no frontend that answers"),
+        };
+        NotDrained::new(summary, &self.silent())
+    }
+}
+
+// === impl View ===
+
+impl View {
+    /// How far an address is known.
+    pub(super) fn class_of(&self, address: IpAddr) -> AddressClass {
+        let Some((_, message)) = self.own() else { return AddressClass::Unknown };
+        let levels = at_address(message, address);
+        // A level without Services is that of a pod that does not end.
+        if levels.iter().any(|level| !level.services.is_empty()) {
+            AddressClass::Ending
+        } else if levels.is_empty() {
+            AddressClass::Unknown
+        } else {
+            AddressClass::InUse
+        }
+    }
+
+    fn own(&self) -> Option<(&FrontendAddress, &DrainLevels)> {
+        let own = self.own.as_ref()?;
+        match self.frontends.get(own)? {
+            Latest::Levels { message, .. } => Some((own, message)),
+            Latest::Failing { .. } | Latest::Alias => None,
+        }
+    }
+
+    /// Why the own frontend says nothing.
+    fn silence(&self) -> NotDrained {
+        let error = |(address, latest): (&FrontendAddress, &Latest)| match latest {
+            Latest::Failing { error, .. } => Some(format!("{}: {error}", address.uri)),
+            Latest::Levels { .. } | Latest::Alias => None,
+        };
+        let mut errors: Vec<_> = self.frontends.iter().filter_map(error).collect();
+        errors.extend(self.resolve_failure.as_ref().map(|(_, error)| error.clone()));
+        let summary = if self.own.is_none() { "no address of a frontend is known" } else { "no frontend answers" };
+        NotDrained::new(summary, &errors)
+    }
+}
+
+impl Pending {
+    /// Only the own frontend has to say more.
+    fn of_own(reason: NotDrained) -> Self {
+        Self { reason, until: None, list_since: None }
+    }
+}
+
+fn before(time: Instant) -> Instant {
+    time.checked_sub(MAX_LIST_AGE).unwrap_or(time)
+}
+
+/// The levels at an address: one for each pod.
+fn at_address(message: &DrainLevels, address: IpAddr) -> &[DrainLevel] {
+    let address = pack_address(&address);
+    let begin = message.levels.partition_point(|level| level.address < address);
+    let levels = &message.levels[begin..];
+    let end = levels.partition_point(|level| level.address == address);
+    &levels[..end]
+}
+
+/// Why not all of these are drained. All count, also those of later pods.
+fn unfinished(levels: &[DrainLevel]) -> Option<NotDrained> {
+    let mut used = levels.iter().filter(|level| !matches!(level.state(), DrainState::Behind | DrainState::Drained));
+    if let Some(level) = used.next() {
+        return Some(NotDrained::new("may get new connections of Services", &level.services));
+    }
+    let level = levels.iter().find(|level| level.state() == DrainState::Behind)?;
+    let more = if level.waits_for_more { " or more" } else { "" };
+    Some(NotDrained::new(format!("nodes that are behind ({}{more})", level.behind.len()), &level.behind))
+}
