@@ -7,9 +7,12 @@ use std::{
     time::Duration,
 };
 
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{
+    Method, Request, Response, StatusCode,
+    header::{HeaderValue, LOCATION},
+};
 use runtime::{
-    Rate, TokenBucket,
+    Rate, Shutdown, TokenBucket,
     http::{Answer, Client, DeferredResponse, OriginalDestination, TEXT, response},
     lock,
     metrics::Registry,
@@ -64,9 +67,10 @@ impl Drains {
         self.metrics.registry()
     }
 
-    /// Answers a request at the port that serves `/drained` alone.
+    /// Answers a request at the port that serves `/drained` alone. The shutdown ends the wait, but not that of the
+    /// pod: its hook is sent to the process that serves the port next.
     #[must_use]
-    pub fn answer<B>(&self, request: &Request<B>) -> Answer {
+    pub fn answer<B>(&self, request: &Request<B>, shutdown: &Shutdown) -> Answer {
         if request.uri().path() != "/drained" {
             return text(StatusCode::NOT_FOUND, "this port answers /drained only").into();
         }
@@ -89,7 +93,7 @@ impl Drains {
         let timeout = question.timeout;
         let place = self.places.take(question.address, asker, |address| self.follower.class_of(address));
         match place {
-            Some(place) => Answer::Deferred(timeout + SLACK, self.clone().wait(question, place)),
+            Some(place) => Answer::Deferred(timeout + SLACK, self.clone().wait(question, place, shutdown.clone())),
             None => no_place().into(),
         }
     }
@@ -98,13 +102,13 @@ impl Drains {
     /// yet; and for anything else that was redirected here, because a client that asks a pod for its health must not
     /// take the answer of this process for that of the pod. `None`: it is for another path of this process.
     #[must_use]
-    pub fn answer_at_health_port<B>(&self, request: &Request<B>) -> Option<Answer> {
+    pub fn answer_at_health_port<B>(&self, request: &Request<B>, shutdown: &Shutdown) -> Option<Answer> {
         let redirected = request.extensions().get().map(|OriginalDestination(pod)| *pod);
         if request.uri().path() != "/drained" && redirected.is_none() {
             return None;
         }
 
-        let answer = self.answer(request);
+        let answer = self.answer(request, shutdown);
         // Other answers are for strangers, and clients in a loop.
         if matches!(answer, Answer::Deferred(..)) {
             self.metrics.at_health_port.inc();
@@ -120,17 +124,20 @@ impl Drains {
         Some(answer)
     }
 
-    fn wait(self, question: Question, mut place: Place) -> DeferredResponse {
+    fn wait(self, question: Question, mut place: Place, mut shutdown: Shutdown) -> DeferredResponse {
         Box::pin(async move {
             let begun = Instant::now();
             let Question { address, timeout } = question;
             let drained = tokio::select! {
-                drained = self.follower.wait(address, timeout) => Some(drained),
-                () = place.given_up() => None,
+                drained = self.follower.wait(address, timeout) => drained,
+                () = place.given_up() => return no_place(),
+                () = shutdown.recv() => {
+                    let left = Question { timeout: timeout.saturating_sub(begun.elapsed()), ..question };
+                    return ask_again(left);
+                }
             };
             drop(place);
 
-            let Some(drained) = drained else { return no_place() };
             let waited = begun.elapsed();
             self.metrics.finished(&drained, waited);
             if is_logged(&self.logged) {
@@ -144,6 +151,12 @@ impl Drains {
 }
 
 impl Question {
+    /// The request that asks this, with the timeout in whole seconds, rounded up.
+    fn path(self) -> String {
+        let Self { address, timeout } = self;
+        format!("/drained?timeout={}s&address={address}", timeout.as_millis().div_ceil(1000))
+    }
+
     /// `query`: `timeout=20s` and `address=...`, which may be repeated, or be a list. A pod may name its addresses of
     /// both families; one of them must be the source, which is enough: frontends know the other one from
     /// EndpointSlices. An error says what is wrong.
@@ -224,6 +237,16 @@ fn described(drained: &Drained) -> Response<String> {
             text(StatusCode::BAD_GATEWAY, &format!("not known: {summary}"))
         }
     }
+}
+
+/// Sends the client to the same port. Nobody listens there until the next process does, and the kernel keeps silent
+/// meanwhile, so that its attempts to connect wait for that one. The kubelet follows redirects to the same host.
+fn ask_again(question: Question) -> Response<String> {
+    let mut response = text(StatusCode::FOUND, "this backend ends: ask the next one");
+    if let Ok(location) = HeaderValue::try_from(question.path()) {
+        response.headers_mut().insert(LOCATION, location);
+    }
+    response
 }
 
 fn no_place() -> Response<String> {

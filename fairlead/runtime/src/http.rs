@@ -29,12 +29,12 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
     task::JoinSet,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use tracing::{Instrument as _, debug, info};
 
 use crate::{
-    ClientSource, ConnectionPermit,
+    ClientSource, ConnectionPermit, Shutdown,
     failure::{Recovery, Repeated, chain},
     warn_if_news,
 };
@@ -54,6 +54,8 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// The buffer for a request, in bytes. A larger request is rejected (431).
 const MAX_REQUEST_BYTES: usize = 16 << 10;
+/// How long the shutdown waits for connections that are open. Only clients that send no request take as long.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pause after a failed accept: exhausted file descriptors or memory do not come back at once.
 const ACCEPT_DELAY: Duration = Duration::from_secs(1);
 
@@ -94,13 +96,29 @@ where
     A: Fn(&Request<Incoming>) -> R + Send + Sync + 'static,
     R: Into<Answer> + 'static,
 {
+    let (_never, shutdown) = Shutdown::channel();
+    serve_until(listener, name, connections, answer, shutdown).await;
+}
+
+/// As [`serve`], until the shutdown: nobody listens any more then, and what clients have asked before is answered.
+pub async fn serve_until<A, R>(
+    listener: TcpListener,
+    name: &'static str,
+    connections: HttpConnections,
+    answer: A,
+    mut shutdown: Shutdown,
+) where
+    A: Fn(&Request<Incoming>) -> R + Send + Sync + 'static,
+    R: Into<Answer> + 'static,
+{
     let answer: Answers = Arc::new(move |request: &Request<Incoming>| -> Answer { answer(request).into() });
-    let mut tasks = JoinSet::new();
+    let mut serving = Serving { name, connections, answer, tasks: JoinSet::new() };
     let mut accepting = Repeated::default();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            Some(_) = tasks.join_next() => continue,
+            Some(_) = serving.tasks.join_next() => continue,
+            () = shutdown.recv() => break,
         };
         match accepted {
             // Fails when the client has disconnected.
@@ -109,22 +127,52 @@ where
                     let after_ms = duration.as_millis();
                     info!(server = name, failures, after_ms, "connections are accepted again");
                 }
-                if let Ok(permit) = connections.admit(&stream) {
-                    let answer = answer.clone();
-                    let serving = async move {
-                        tokio::select! {
-                            () = connection(stream, name, &permit, answer) => {}
-                            () = permit.evicted() => debug!(server = name, "closing a connection in favour of another"),
-                        }
-                    };
-                    tasks.spawn(serving.in_current_span());
-                }
+                serving.add(stream);
             }
             Err(error) => {
                 let occurrence = accepting.failed(&error.to_string());
                 warn_if_news!(occurrence, server = name, %error, "cannot accept connections");
-                sleep(ACCEPT_DELAY).await;
+                shutdown.run_until_started(sleep(ACCEPT_DELAY)).await;
             }
+        }
+    }
+    serving.finish(listener).await;
+}
+
+/// The connections of a listener.
+struct Serving {
+    name: &'static str,
+    connections: HttpConnections,
+    answer: Answers,
+    tasks: JoinSet<()>,
+}
+
+impl Serving {
+    fn add(&mut self, stream: TcpStream) {
+        let Ok(permit) = self.connections.admit(&stream) else { return };
+        let name = self.name;
+        let answer = self.answer.clone();
+        let serving = async move {
+            tokio::select! {
+                () = connection(stream, name, &permit, answer) => {}
+                () = permit.evicted() => debug!(server = name, "closing a connection in favour of another"),
+            }
+        };
+        self.tasks.spawn(serving.in_current_span());
+    }
+
+    /// Answers those that are connected, and accepts no more.
+    async fn finish(mut self, listener: TcpListener) {
+        // The kernel would reset those that it has queued.
+        for _ in 0..listen::BACKLOG {
+            let Ok(Ok((stream, _))) = timeout(Duration::ZERO, listener.accept()).await else { break };
+            self.add(stream);
+        }
+        drop(listener);
+
+        let finished = async { while self.tasks.join_next().await.is_some() {} };
+        if timeout(FINISH_TIMEOUT, finished).await.is_err() {
+            debug!(server = self.name, connections = self.tasks.len(), "closing connections without an answer");
         }
     }
 }

@@ -46,14 +46,14 @@ pub(crate) async fn run(args: DrainedArgs) -> Result<ExitCode> {
     }
 }
 
-/// Repeats the request while the backend cannot be reached or knows no answer.
+/// Repeats the request while the backend cannot be reached, knows no answer, or ends (302).
 async fn ask(node: SocketAddr, addresses: &[IpAddr], timeout: Duration) -> Result<HttpResponse> {
     let deadline = Instant::now() + timeout;
     let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let response = http_get(node, &path(addresses, left), left + SLACK).await;
-        if response.as_ref().is_ok_and(|HttpResponse { status, .. }| !matches!(status, 502 | 503)) {
+        if response.as_ref().is_ok_and(|HttpResponse { status, .. }| !matches!(status, 302 | 502 | 503)) {
             return response;
         }
         let delay = backoff.next_delay();

@@ -1,11 +1,11 @@
 //! Requests, places, and what a pod is told.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::LazyLock};
 
-use hyper::{Request, StatusCode};
+use hyper::{Request, StatusCode, header::LOCATION};
 use prometheus_client::metrics::gauge::Gauge;
 use runtime::{
-    TokenBucket,
+    Shutdown, TokenBucket, Trigger,
     http::{Answer, Client, OriginalDestination},
 };
 
@@ -28,7 +28,21 @@ fn in_use() -> DrainLevels {
 fn ask(drains: &Drains, path: &str) -> Answer {
     let mut request = Request::get(path).body(()).unwrap();
     request.extensions_mut().insert(Client(SocketAddr::new(pod(), 40_000)));
-    drains.answer(&request)
+    answer(drains, &request)
+}
+
+fn answer(drains: &Drains, request: &Request<()>) -> Answer {
+    drains.answer(request, &never())
+}
+
+fn answer_at_health_port(drains: &Drains, request: &Request<()>) -> Option<Answer> {
+    drains.answer_at_health_port(request, &never())
+}
+
+/// A shutdown that does not come.
+fn never() -> Shutdown {
+    static NEVER: LazyLock<(Trigger, Shutdown)> = LazyLock::new(Shutdown::channel);
+    NEVER.1.clone()
 }
 
 async fn body(answer: Answer) -> (StatusCode, String) {
@@ -97,14 +111,14 @@ fn what_does_not_end_gives_way_first() {
 #[tokio::test(start_paused = true)]
 async fn waiter_that_gives_way_is_told_to_try_again() {
     let drains = drains(message(&[], Vec::new()));
-    let answer = ask(&drains, "/drained");
+    let asked = ask(&drains, "/drained");
     let ask_of_node = |number| {
         let mut request = Request::get("/drained").body(()).unwrap();
         request.extensions_mut().insert(OriginalDestination(address(number)));
-        drains.answer(&request)
+        answer(&drains, &request)
     };
     let _others: Vec<_> = (0..1_024).map(ask_of_node).collect();
-    let (status, text) = body(answer).await;
+    let (status, text) = body(asked).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
     assert!(text.contains("try again"), "{text}");
 }
@@ -137,11 +151,11 @@ async fn health_of_a_pod_is_not_answered() {
         Answer::Deferred(..) => panic!("it waits"),
     };
 
-    assert_eq!(status(drains.answer_at_health_port(&question("/healthz", false))), None);
-    assert_eq!(status(drains.answer_at_health_port(&question("/healthz", true))), Some(StatusCode::NOT_FOUND));
+    assert_eq!(status(answer_at_health_port(&drains, &question("/healthz", false))), None);
+    assert_eq!(status(answer_at_health_port(&drains, &question("/healthz", true))), Some(StatusCode::NOT_FOUND));
     for is_redirected in [false, true] {
-        let answer = drains.answer(&question("/healthz", is_redirected));
-        assert_eq!(status(Some(answer)), Some(StatusCode::NOT_FOUND));
+        let answered = answer(&drains, &question("/healthz", is_redirected));
+        assert_eq!(status(Some(answered)), Some(StatusCode::NOT_FOUND));
     }
 }
 
@@ -152,13 +166,13 @@ async fn hooks_at_the_port_of_health_checks_are_answered_and_counted() {
 
     let answers: Vec<_> = [true, false]
         .into_iter()
-        .map(|is_redirected| drains.answer_at_health_port(&question("/drained?timeout=1s", is_redirected)))
+        .map(|is_redirected| answer_at_health_port(&drains, &question("/drained?timeout=1s", is_redirected)))
         .collect();
-    let refused = drains.answer_at_health_port(&question("/drained?timeout=x", true));
+    let refused = answer_at_health_port(&drains, &question("/drained?timeout=x", true));
 
     assert!(answers.iter().all(|answer| matches!(answer, Some(Answer::Deferred(..)))));
     assert!(matches!(refused, Some(Answer::Ready(response)) if response.status() == StatusCode::BAD_REQUEST));
-    drop(drains.answer(&question("/drained", true)));
+    drop(answer(&drains, &question("/drained", true)));
     assert_eq!(drains.metrics.at_health_port.get(), 2);
 }
 
@@ -186,6 +200,31 @@ fn pod_asks_about_itself() {
     // From the node itself, for tests by hand.
     let question = Question::parse(Some("127.0.0.1".parse().unwrap()), "address=10.0.0.2").unwrap();
     assert_eq!(question.address, "10.0.0.2".parse::<IpAddr>().unwrap());
+}
+
+/// A backend that ends sends hooks to the next one for the rest of their time: those that wait, and those that come.
+#[tokio::test(start_paused = true)]
+async fn shutdown_sends_hooks_to_the_next_backend() {
+    let drains = drains(in_use());
+    let (trigger, shutdown) = Shutdown::channel();
+    let hook = question("/drained?timeout=60s", true);
+    let Answer::Deferred(_, waiting) = drains.answer(&hook, &shutdown) else { panic!("it waits") };
+    let waiting = tokio::spawn(waiting);
+    sleep(Duration::from_millis(20_500)).await;
+    assert!(!waiting.is_finished());
+
+    trigger.fire();
+    let waited = waiting.await.unwrap();
+    let Answer::Deferred(_, late) = drains.answer(&hook, &shutdown) else { panic!("it is asked as the others") };
+    for (response, left) in [(waited, 40), (late.await, 60)] {
+        assert_eq!(response.status(), StatusCode::FOUND);
+        let location = response.headers()[LOCATION].to_str().unwrap();
+        assert_eq!(location, format!("/drained?timeout={left}s&address=10.0.0.1"));
+        assert_eq!(
+            Question::parse(Some(pod()), location.split_once('?').unwrap().1).unwrap().timeout,
+            Duration::from_secs(left)
+        );
+    }
 }
 
 #[tokio::test(start_paused = true)]

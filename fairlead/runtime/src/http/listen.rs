@@ -13,13 +13,13 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{net::TcpListener, time::sleep};
 use tracing::{info, warn};
 
-use super::{Answer, Answers, HttpConnections, bind_error::describe_bind_error, serve};
+use super::{Answer, Answers, HttpConnections, bind_error::describe_bind_error, serve_until};
 use crate::{Shutdown, failure::Repeated};
 
 /// The delay between attempts to bind. In an update, the old process has the address until it ends.
 const RETRY: Duration = Duration::from_millis(200);
 /// Connections that the kernel queues while the server accepts none.
-const BACKLOG: i32 = 128;
+pub(super) const BACKLOG: i32 = 128;
 
 /// What a server does when it cannot bind its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ pub async fn serve_at<A, R>(
     name: &'static str,
     on_error: OnBindError,
     answer: A,
-    mut shutdown: Shutdown,
+    shutdown: Shutdown,
 ) -> io::Result<()>
 where
     A: Fn(&Request<Incoming>) -> R + Send + Sync + 'static,
@@ -105,17 +105,15 @@ where
 {
     let answer: Answers = Arc::new(move |request: &Request<Incoming>| -> Answer { answer(request).into() });
     let connections = HttpConnections::default();
-    let one = |address| one(address, name, on_error, connections.clone(), answer.clone());
-    let all = async {
-        if !address.ip().is_unspecified() {
-            return one(address).await;
-        }
-        let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
-        let [v4, v6] = any.map(|ip| one(SocketAddr::new(ip, address.port())));
-        // Each ends early only with an error, or where the machine lacks its IP family.
-        tokio::try_join!(v4, v6).map(drop)
-    };
-    shutdown.run_until_started(all).await.unwrap_or(Ok(()))
+    let one = |address| one(address, name, on_error, connections.clone(), answer.clone(), shutdown.clone());
+    if !address.ip().is_unspecified() {
+        return one(address).await;
+    }
+
+    let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+    let [v4, v6] = any.map(|ip| one(SocketAddr::new(ip, address.port())));
+    // Each ends early only with an error, or where the machine lacks its IP family.
+    tokio::try_join!(v4, v6).map(drop)
 }
 
 async fn one(
@@ -124,13 +122,14 @@ async fn one(
     on_error: OnBindError,
     connections: HttpConnections,
     answer: Answers,
+    mut shutdown: Shutdown,
 ) -> io::Result<()> {
     let mut binding = Repeated::default();
-    loop {
+    while !shutdown.is_triggered() {
         match bind(address) {
             Ok(listener) => {
                 info!(server = name, %address, "listening");
-                serve(listener, name, connections, move |request| answer(request)).await;
+                serve_until(listener, name, connections, move |request| answer(request), shutdown).await;
                 return Ok(());
             }
             Err(error) if address.ip().is_unspecified() && is_no_such_family(&error) => {
@@ -145,10 +144,11 @@ async fn one(
                     let error = describe_bind_error(&format!("--{name}"), address, &error);
                     warn!(server = name, error, retry_in_ms = RETRY.as_millis(), "cannot listen, retrying");
                 }
-                sleep(RETRY).await;
+                shutdown.run_until_started(sleep(RETRY)).await;
             }
         }
     }
+    Ok(())
 }
 
 /// Whether this machine lacks the IP family, for example because of `ipv6.disable=1`.

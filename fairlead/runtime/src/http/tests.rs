@@ -8,11 +8,13 @@ use tokio::{
 };
 
 use super::*;
+use crate::shutdown::Trigger;
 
 struct Server {
     address: SocketAddr,
     connections: HttpConnections,
-    _task: JoinSet<()>,
+    shutdown: Trigger,
+    task: JoinSet<()>,
 }
 
 impl Server {
@@ -20,9 +22,22 @@ impl Server {
         let listener = bind(([127, 0, 0, 1], 0).into()).unwrap();
         let (address, connections) = (listener.local_addr().unwrap(), HttpConnections::default());
         let mut task = JoinSet::new();
-        let answer = |_: &Request<Incoming>| response(StatusCode::OK, TEXT, "ok\n".to_owned());
-        task.spawn(serve(listener, "test", connections.clone(), answer));
-        Self { address, connections, _task: task }
+        let (shutdown, stopping) = Shutdown::channel();
+        let until = stopping.clone();
+        let answer = move |request: &Request<Incoming>| {
+            let mut until = until.clone();
+            let ok = response(StatusCode::OK, TEXT, "ok\n".to_owned());
+            if request.uri().path() != "/at-shutdown" {
+                return Answer::Ready(ok);
+            }
+            let answered = async move {
+                until.recv().await;
+                ok
+            };
+            Answer::Deferred(Duration::from_secs(60), Box::pin(answered))
+        };
+        task.spawn(serve_until(listener, "test", connections.clone(), answer, stopping));
+        Self { address, connections, shutdown, task }
     }
 
     async fn connect(&self, source: Ipv4Addr) -> TcpStream {
@@ -33,12 +48,44 @@ impl Server {
 
     /// The response to a request from 127.0.0.1.
     async fn get(&self) -> String {
-        let mut stream = self.connect(Ipv4Addr::LOCALHOST).await;
-        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n").await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        answer
+        read(self.ask("/healthz").await).await
     }
+
+    async fn ask(&self, path: &str) -> TcpStream {
+        let mut stream = self.connect(Ipv4Addr::LOCALHOST).await;
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: here\r\n\r\n").as_bytes()).await.unwrap();
+        stream
+    }
+}
+
+async fn read(mut stream: TcpStream) -> String {
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+/// Answers that wait end with the shutdown, and so do those to connections that the kernel has queued.
+#[tokio::test]
+async fn shutdown_answers_what_was_asked() {
+    let mut server = Server::start();
+    let waiting = server.ask("/at-shutdown").await;
+    while server.connections.count() > 0 {
+        tokio::task::yield_now().await;
+    }
+    let idle = server.connect(Ipv4Addr::new(127, 0, 0, 2)).await;
+    server.shutdown.fire();
+    // Not yet accepted, since this test has not awaited anything that the server could run at.
+    let queued = std::net::TcpStream::connect(server.address).unwrap();
+    std::io::Write::write_all(&mut &queued, b"GET / HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
+    queued.set_nonblocking(true).unwrap();
+
+    assert!(read(waiting).await.ends_with("ok\n"));
+    assert!(read(TcpStream::from_std(queued).unwrap()).await.ends_with("ok\n"));
+    server.task.join_next().await.unwrap().unwrap();
+    assert_eq!(server.connections.count(), 0);
+    drop(idle);
+    let refused = TcpStream::connect(server.address).await.unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
 }
 
 #[tokio::test]
@@ -102,35 +149,15 @@ async fn request_beyond_its_buffer_is_rejected() {
 /// A client that waits for its response keeps its connection, whatever others of the same prefix do.
 #[tokio::test]
 async fn response_that_is_waited_for_is_not_evicted() {
-    let listener = bind(([127, 0, 0, 1], 0).into()).unwrap();
-    let address = listener.local_addr().unwrap();
-    let (respond, responds) = watch::channel(false);
-    let answer = move |_: &Request<Incoming>| {
-        let mut responds = responds.clone();
-        let response = async move {
-            let _ = responds.wait_for(|responds| *responds).await;
-            Response::new("ok\n".to_owned())
-        };
-        Answer::Deferred(Duration::from_secs(60), Box::pin(response))
-    };
-    let connections = HttpConnections::default();
-    let mut task = JoinSet::new();
-    task.spawn(serve(listener, "test", connections.clone(), answer));
-    let server = Server { address, connections, _task: task };
-    let ask = async |server: &Server| {
-        let mut stream = server.connect(Ipv4Addr::LOCALHOST).await;
-        stream.write_all(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n").await.unwrap();
-        stream
-    };
-    let mut waiting = ask(&server).await;
+    let server = Server::start();
+    let waiting = server.ask("/at-shutdown").await;
     let mut others = Vec::new();
     for _ in 0..100 {
-        others.push(ask(&server).await);
+        others.push(server.ask("/at-shutdown").await);
         others.push(server.connect(Ipv4Addr::LOCALHOST).await);
         tokio::task::yield_now().await;
     }
-    respond.send_replace(true);
-    let mut text = String::new();
-    waiting.read_to_string(&mut text).await.unwrap();
+    server.shutdown.fire();
+    let text = read(waiting).await;
     assert!(text.ends_with("ok\n"), "{text:?}");
 }

@@ -2,8 +2,8 @@
 
 use std::{
     io::{self, ErrorKind},
-    net::SocketAddr,
-    thread,
+    net::{Ipv4Addr, SocketAddr},
+    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use crate::{
     http::{HttpResponse, http_get},
     manifests::{Endpoint, EndpointState, Service},
     plan::{self, IpFamily},
+    wait::eventually,
     wire::Protocol,
 };
 
@@ -25,6 +26,8 @@ const PORT: u16 = 80;
 /// The defaults of `--drained-port` and `--healthz`.
 const DRAINED_PORT: u16 = 24_256;
 const HEALTH_PORT: u16 = 10_256;
+/// The default of `--metrics`.
+const METRICS_PORT: u16 = 10_249;
 /// The pod that ends.
 const POD: &str = "pod-a-1";
 
@@ -121,29 +124,63 @@ pub fn kubelet_asks_at_the_port_of_health_checks(backend: Backend) {
     }
 }
 
-/// The kubelet connects while the backend is replaced: no reset ends its hook, and the next process answers.
+/// A hook that waits is sent to the next backend, and while there is none no reset ends it: the next one answers.
 pub fn hook_waits_for_the_next_backend(backend: Backend) {
-    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, [Draining, Ready])]);
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, [Draining, NotReady])]);
+    let waiting = IpFamily::ALL.map(|family| hook(deployment.cluster(), family, "/drained?timeout=60s"));
+    eventually("the hooks wait", Duration::from_secs(60), || (waiting_pods(&deployment) == 2).then_some(()));
     deployment.stop_backends(Signal::SIGTERM);
-    let node = &deployment.cluster().node('a').netns;
-    let pod = deployment.cluster().pod(POD).address;
 
-    let hooks = IpFamily::ALL.map(|family| {
-        let node = node.clone();
-        let to = SocketAddr::new(pod.ip(family), DRAINED_PORT);
-        thread::spawn(move || http_get(&node, to, "/drained?timeout=60s", Duration::from_secs(90)))
+    let redirected = IpFamily::ALL.into_iter().zip(waiting).map(|(family, waiting)| {
+        let path = location(&answer(waiting));
+        hook(deployment.cluster(), family, &path)
     });
+    let redirected: Vec<_> = redirected.collect();
     thread::sleep(Duration::from_secs(1));
-    assert!(hooks.iter().all(|hook| !hook.is_finished()), "a hook was refused");
+    assert!(redirected.iter().all(|hook| !hook.is_finished()), "a hook was refused");
     // Load balancers want to know at once.
-    let health = SocketAddr::new(deployment.cluster().node('a').address.ip(IpFamily::V4), HEALTH_PORT);
-    assert_refused(&http_get(node, health, "/healthz", Duration::from_secs(10)));
+    let node = deployment.cluster().node('a');
+    let health = SocketAddr::new(node.address.ip(IpFamily::V4), HEALTH_PORT);
+    assert_refused(&http_get(&node.netns, health, "/healthz", Duration::from_secs(10)));
     deployment.start_backends();
+    deployment.manifests().apply(&web(deployment.cluster(), [Draining, Ready]));
 
-    for hook in hooks {
-        let answered = hook.join().expect("no panic").expect("an answer");
+    for hook in redirected {
+        let answered = answer(hook);
         assert_eq!(answered.status, 200, "{answered:?}");
     }
+}
+
+type Hook = JoinHandle<io::Result<HttpResponse>>;
+
+/// A request of the kubelet, in a thread of its own.
+fn hook(cluster: &Cluster, family: IpFamily, path: &str) -> Hook {
+    let node = cluster.node('a').netns.clone();
+    let to = SocketAddr::new(cluster.pod(POD).address.ip(family), DRAINED_PORT);
+    let path = path.to_owned();
+    thread::spawn(move || http_get(&node, to, &path, Duration::from_secs(90)))
+}
+
+#[track_caller]
+fn answer(hook: Hook) -> HttpResponse {
+    hook.join().expect("no panic").expect("an answer")
+}
+
+/// Where a client has to ask again.
+#[track_caller]
+fn location(response: &HttpResponse) -> String {
+    let location = response.head.lines().find_map(|line| line.strip_prefix("Location: "));
+    assert!(response.status == 302 && location.is_some(), "{response:?}");
+    location.unwrap_or_default().to_owned()
+}
+
+/// How many addresses of pods the backend of their node has waiters for.
+fn waiting_pods(deployment: &Deployment) -> usize {
+    let to = SocketAddr::from((Ipv4Addr::LOCALHOST, METRICS_PORT));
+    let metrics = http_get(&deployment.cluster().node('a').netns, to, "/metrics", Duration::from_secs(10));
+    let metrics = metrics.expect("metrics").body;
+    let value = metrics.lines().find_map(|line| line.strip_prefix("fairlead_backend_drains_waiting "));
+    value.expect("the metric").parse().expect("a number")
 }
 
 #[track_caller]
