@@ -97,6 +97,7 @@ impl ClusterState {
         before(&changes);
         let trigger = changes.oldest_trigger;
         let kind_versions = changes.confirmed;
+        let slices_version = SourceVersion(changes.reflected.endpoint_slices);
         let ports = changes.ports.iter().map(|(key, _)| key.clone()).collect();
 
         // A node that sees the commit in the log sees what it means for its pods, too.
@@ -120,7 +121,7 @@ impl ClusterState {
             changed: changed_entries,
             ports,
             revision,
-            slices_version: SourceVersion(kind_versions.endpoint_slices),
+            slices_version,
             // Sessions need the log for each commit: it is not locked for all service ports together.
             view_of: &|key| self.log().view(key).cloned(),
         });

@@ -74,7 +74,8 @@ pub(crate) struct EndingPod {
     used_in: BTreeSet<ServicePortKey>,
     /// The first revision since which neither is so.
     pub(crate) unused_since: Option<Revision>,
-    /// The version of the EndpointSlices that this follows from.
+    /// That of the newest EndpointSlice that this follows from. A list has a later version, which other frontends do
+    /// not see before the next slice changes.
     slices_version: SourceVersion,
     /// When it began to end, as far as this frontend has seen it.
     pub(crate) since: Instant,

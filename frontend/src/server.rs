@@ -14,7 +14,7 @@ mod admission;
 mod authn;
 mod changes;
 mod connection;
-mod drains;
+pub(crate) mod drains;
 mod endpoints;
 mod incoming;
 mod listener;

@@ -86,9 +86,11 @@ impl EndingPods {
         keys.into_iter().filter_map(|key| Some((key, self.pods.get(&key)?))).collect()
     }
 
-    /// Whether a pod on this node ends and is not drained.
-    pub(crate) fn has_undrained(&self, fleet: &Fleet, node: &str) -> bool {
-        self.of_node(node).into_iter().any(|(_, pod)| !pod.is_drained(fleet))
+    /// The first revision that a pod of this node waits for, of those that some node has not programmed.
+    pub(crate) fn waits_for(&self, fleet: &Fleet, node: &str) -> Option<Revision> {
+        let programmed = fleet.programmed_on_all_nodes()?;
+        let unused_since = self.of_node(node).into_iter().filter_map(|(_, pod)| pod.unused_since);
+        unused_since.filter(|since| *since > programmed).min()
     }
 
     /// How many pods end and are not drained.

@@ -9,9 +9,11 @@ use proto::{
 use crate::{
     Config,
     context::FrontendContext,
-    object::{ClusterObject, ObjectKind, SliceEndpoint, SourceUpdate},
+    object::{ClusterObject, ObjectKind, SliceEndpoint, SourceUpdate, VersionProgress},
     testing::{endpoint, initial, ip, put, service, slice},
 };
+
+mod cost;
 
 use super::{levels::ListedPod, *};
 
@@ -103,6 +105,21 @@ fn slice_of_another_service_that_drops_the_address_is_waited_for() {
     assert_eq!(unused_since(&context), None);
     let revision = commit(&context);
     assert_eq!(unused_since(&context), Some(revision));
+}
+
+/// A frontend that has just started: the version of its list says how new the objects of all kinds are, and the others
+/// may not see a later one of slices for long.
+#[test]
+fn level_has_the_version_of_the_newest_slice() {
+    let context = FrontendContext::new(Config::default());
+    initial([service("web", "10.96.0.1").into()]).into_iter().for_each(|update| apply(&context, update));
+    apply(&context, pods("x", "web", &[-1, 2]));
+    for progress in [VersionProgress::Changed(SourceVersion(7)), VersionProgress::Confirmed(SourceVersion(100))] {
+        apply(&context, SourceUpdate::Progress(ObjectKind::EndpointSlice, progress));
+    }
+    commit(&context);
+    let pod = PodKey::Address(ip("10.0.0.1"));
+    assert_eq!(context.cluster.ending_pods().pods[&pod].slices_version, SourceVersion(7));
 }
 
 /// An address that is used again within a second.

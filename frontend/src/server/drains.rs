@@ -1,15 +1,19 @@
 //! The call `Drains`: a node follows how far its pods are drained, for as long as something on it waits for that.
 //!
-//! A message is made when something that concerns the node has changed, and is sent if it differs from the last one.
-//! What a commit changes notifies the stream. Acks do not, because all streams would look at each of them: a pod that
-//! waits for nodes is looked at again after [`PAUSE`], everything else after [`IDLE_PAUSE`].
+//! A message is made when something that concerns the node has changed, and is sent if it differs from the last one. A
+//! commit notifies the stream, and so does the Ack with which the last node has programmed what a pod waits for. Other
+//! Acks do not, because all streams would look at each of them: the names of nodes that are behind, and what follows
+//! from failures and from time, are looked at again after [`IDLE_PAUSE`].
 
 use std::{sync::Arc, time::Duration};
 
-use proto::{model::SourceVersion, v1};
+use proto::{
+    model::{Revision, SourceVersion},
+    v1,
+};
 use runtime::Shutdown;
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     time::{Instant, sleep},
 };
 use tokio_stream::{Stream, wrappers::ReceiverStream};
@@ -24,9 +28,7 @@ use crate::{
 
 /// The least between two messages: a pod that ends may be in use again at any time.
 const MIN_PAUSE: Duration = Duration::from_millis(10);
-/// Between two looks at a node of which a pod waits for other nodes.
-const PAUSE: Duration = Duration::from_millis(100);
-/// Between two looks at a node of which no pod does: for the sets of nodes, and for pods whose entries name no node.
+/// Between two looks while nothing notifies the stream.
 const IDLE_PAUSE: Duration = Duration::from_secs(1);
 
 /// The messages for a node, until another stream for the same node starts, or the shutdown. `held` is dropped
@@ -55,6 +57,7 @@ async fn follow(
     mut shutdown: Shutdown,
 ) {
     let mut changes = context.cluster.ending_pods().follow(node);
+    let mut programmed = context.streams.programmed();
     let mut seen: Option<NodeChange> = None;
     let mut listed = Vec::new();
     let mut last = None;
@@ -69,7 +72,7 @@ async fn follow(
         }
         seen = Some(change);
 
-        let (message, has_undrained) = look(context, node, &listed);
+        let (message, waits_for) = look(context, node, &listed);
         if last.as_ref() != Some(&message) {
             last = Some(message.clone());
             if messages.send(message).await.is_err() {
@@ -78,10 +81,10 @@ async fn follow(
         }
 
         sleep(MIN_PAUSE).await;
-        let pause = if has_undrained { PAUSE } else { IDLE_PAUSE };
         tokio::select! {
             changed = changes.changed() => if changed.is_err() { return },
-            () = sleep(pause) => {}
+            () = reached(&mut programmed, waits_for) => {}
+            () = sleep(IDLE_PAUSE) => {}
             () = messages.closed() => return,
             () = &mut too_old => return,
             () = shutdown.recv() => return,
@@ -89,13 +92,20 @@ async fn follow(
     }
 }
 
-/// What a node is told now, and whether one of its pods waits for nodes.
-fn look(context: &FrontendContext, node: &str, listed: &[ListedPod]) -> (v1::DrainLevels, bool) {
+/// What a node is told now, and the first revision that one of its pods waits for.
+fn look(context: &FrontendContext, node: &str, listed: &[ListedPod]) -> (v1::DrainLevels, Option<Revision>) {
     let slices_version = SourceVersion(context.cluster.kind_versions().borrow().endpoint_slices);
     let pods = context.cluster.ending_pods();
     let epoch = context.cluster.epoch.0;
     context.streams.read(|fleet| {
         let message = pods.message(fleet, node, listed, slices_version);
-        (v1::DrainLevels { epoch, ..message }, pods.has_undrained(fleet, node))
+        (v1::DrainLevels { epoch, ..message }, pods.waits_for(fleet, node))
     })
+}
+
+/// Ends when all connected nodes have programmed a revision.
+async fn reached(programmed: &mut watch::Receiver<Option<Revision>>, revision: Option<Revision>) {
+    let Some(revision) = revision else { return std::future::pending().await };
+    // Fails only after the streams have been dropped.
+    let _ = programmed.wait_for(|current| current.is_none_or(|current| current >= revision)).await;
 }

@@ -180,16 +180,24 @@ impl<K: Watchable> KindWatcher<'_, K> {
         }
     }
 
-    /// Delivers all objects.
+    /// Delivers all objects, and the version of the newest one.
     async fn replace(&mut self, listed: ListedObjects) {
         self.delivered = true;
-        let (mut versions, mut objects) = (ObjectVersions::default(), Vec::with_capacity(listed.len()));
+        let mut versions = ObjectVersions::default();
+        let mut objects = Vec::with_capacity(listed.len());
+        let mut newest = None;
         for (name, (parsed, version)) in listed {
             versions.set(&name, &version);
             objects.push(parsed);
+            newest = newest.max(version.parse::<u64>().ok());
         }
+
         self.watched.replaced(versions);
         self.deliver(SourceUpdate::Replace(K::KIND, objects)).await;
+        if let Some(newest) = newest {
+            let progress = VersionProgress::Changed(SourceVersion(newest));
+            self.deliver(SourceUpdate::Progress(K::KIND, progress)).await;
+        }
     }
 }
 

@@ -257,7 +257,7 @@ async fn changes_are_listed_where_watches_are_rejected() {
     assert_eq!(fixture.next_summary().await, "all Node: n1 in y");
 }
 
-/// With each object, with bookmarks, and after a list.
+/// With each object, with bookmarks, and after a list, with its newest object.
 #[tokio::test]
 async fn progress_is_delivered() {
     let (mut fixture, mut watch) = Fixture::on_nodes(deadlines(), &[node("a", "z1", "7")]).await;
@@ -270,7 +270,7 @@ async fn progress_is_delivered() {
     fixture.next().await;
     let [confirmed, object] = [VersionProgress::Confirmed, VersionProgress::Changed]
         .map(|progress| move |version| (ObjectKind::Node, progress(SourceVersion(version))));
-    assert_eq!(fixture.progress, [confirmed(10), object(15), confirmed(20), object(25)]);
+    assert_eq!(fixture.progress, [object(7), confirmed(10), object(15), confirmed(20), object(25)]);
 }
 
 #[tokio::test]
