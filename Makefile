@@ -49,8 +49,8 @@ LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings
 .DEFAULT_GOAL := help
 .PHONY: help help-all demo test quick nightly lint cluster build clean
 .PHONY: setup generate charts advisories test-shared test-skew test-ipvs test-modes test-crash-points \
-	test-properties fresh-machine nft-versions cluster-test simulate mutants mutants-e2e differential fuzz package \
-	image image-rootfs bench bench-quick soak bench-peer bench-rollouts bench-resets
+	test-properties test-seeds fresh-machine nft-versions cluster-test simulate mutants mutants-e2e differential fuzz \
+	package image image-rootfs bench bench-quick soak bench-peer bench-rollouts bench-resets
 
 help: ## list what a visitor needs first
 	@awk -F ':.*## ' '/^[a-z-]+:.*[^#]## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -151,6 +151,10 @@ test-crash-points: ### kill a backend, or let a call fail, at its writes to the 
 	@.ci/setup test
 	$(ROOT) env FAULTS=$(POINTS) cargo nextest run --cargo-quiet --locked -p fairlead --test e2e --run-ignored all \
 		-E 'test(/^crash_points::.*$(OPERATION)/)'
+
+test-seeds: ### the seeds with which a simulation has ever failed
+	@.ci/setup test
+	cargo nextest run --cargo-quiet --locked --cargo-profile simulation -p fairlead-simulation --run-ignored only
 
 nft-versions: ### list our tables with every nft of Debian, beside sets of each; NFT="LABEL=/path/to/nft ..." for others
 	@.ci/setup nft-versions

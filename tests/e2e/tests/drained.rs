@@ -52,6 +52,16 @@ impl Installed {
             cluster.pod(POD).netns.finish(&mut self.command(cluster, family, timeout));
         (status.code(), format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr)))
     }
+
+    /// Runs the command until it says that the pod is in use. A slow node may not have heard of its frontend within a
+    /// second.
+    fn expect_in_use(&self, cluster: &Cluster, family: IpFamily) {
+        eventually("the node knows that the pod is in use", TIMEOUT, || {
+            let (code, text) = self.run(cluster, family, "1s");
+            assert!(code.is_some_and(|code| code > 0), "{code:?}: {text}");
+            (code == Some(1) && text.contains("may get new connections")).then_some(())
+        });
+    }
 }
 
 fn web(cluster: &Cluster, state: EndpointState) -> Service {
@@ -67,16 +77,15 @@ fn exit_code_says_whether_the_pod_is_drained() {
     for family in IpFamily::ALL {
         let ready = web(deployment.cluster(), EndpointState::Ready);
         deployment.apply(&ready);
-        let (code, text) = installed.run(deployment.cluster(), family, "1s");
-        assert!(code == Some(1) && text.contains("may get new connections"), "{code:?}: {text}");
+        installed.expect_in_use(deployment.cluster(), family);
         let draining = web(deployment.cluster(), EndpointState::Draining);
         deployment.apply(&draining);
-        let (code, text) = installed.run(deployment.cluster(), family, "1m");
+        let (code, text) = installed.run(deployment.cluster(), family, "5m");
         assert!(code == Some(0) && text.starts_with("drained"), "{code:?}: {text}");
     }
     let unused = web(deployment.cluster(), EndpointState::Ready).endpoints([]);
     deployment.apply(&unused);
-    let (code, text) = installed.run(deployment.cluster(), IpFamily::V4, "1m");
+    let (code, text) = installed.run(deployment.cluster(), IpFamily::V4, "5m");
     assert!(code == Some(0) && text.contains("no EndpointSlice"), "{code:?}: {text}");
     let (code, text) = installed.run(deployment.cluster(), IpFamily::V4, "1h");
     assert!(code == Some(2) && text.contains("--timeout"), "{code:?}: {text}");
@@ -91,7 +100,7 @@ fn command_waits_for_a_backend_that_restarts() {
     assert!(code == Some(2) && text.contains("cannot connect"), "{code:?}: {text}");
 
     let log = installed.directory.path().join("log");
-    let command = installed.command(deployment.cluster(), IpFamily::V4, "1m");
+    let command = installed.command(deployment.cluster(), IpFamily::V4, "5m");
     let waiting = Process::spawn(&deployment.cluster().pod(POD).netns, command, &log);
     deployment.start_backends();
     let status = waiting.wait(TIMEOUT).expect("it ends");
@@ -106,9 +115,6 @@ fn status_lists_a_pod_that_is_not_drained_and_metrics_count_its_hook() {
         vec![Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(80, 8080).endpoints([ends])]
     });
     let installed = Installed::new(deployment.cluster());
-    let log = installed.directory.path().join("log");
-    let command = installed.command(deployment.cluster(), IpFamily::V4, "2s");
-    let waiting = Process::spawn(&deployment.cluster().pod(POD).netns, command, &log);
     let status = |output: &str| {
         let mut command = fairlead();
         command.args(["status", "-o", output, "--frontend", &deployment.address()]);
@@ -125,7 +131,7 @@ fn status_lists_a_pod_that_is_not_drained_and_metrics_count_its_hook() {
     assert_eq!((&drain["state"], &drain["services"]), (&"in_use".into(), &json!(["default/web"])), "{drain}");
     assert!(table.contains(&address), "{table}");
 
-    assert!(waiting.wait(TIMEOUT).is_some_and(|status| status.code() == Some(1)));
+    installed.expect_in_use(deployment.cluster(), IpFamily::V4);
     let to = SocketAddr::from((Ipv4Addr::LOCALHOST, 10_249));
     let metrics = http_get(&deployment.cluster().node('a').netns, to, "/metrics", TIMEOUT).expect("metrics").body;
     let waited = metrics.lines().find(|line| line.starts_with(WAITED)).expect("a histogram");

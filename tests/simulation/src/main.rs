@@ -34,8 +34,8 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true)]
     seeds: u64,
     /// Start no seed after this many seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
-    seconds: u64,
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<u64>,
     /// Leave out seeds that last for days (those that leave 3 when divided by 8)
     #[arg(long)]
     short: bool,
@@ -95,9 +95,13 @@ fn many(arguments: &Arguments) -> Result<()> {
     let from = arguments.from.unwrap_or_else(|| fastrand::u64(..1 << 48));
     println!("seeds from {from}");
     let [next, seeds, seconds, failed] = [const { AtomicU64::new(0) }; 4];
-    let deadline = Instant::now() + Duration::from_secs(arguments.seconds);
+    let deadline = arguments.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let is_over = || {
+        deadline.is_some_and(|deadline| Instant::now() >= deadline)
+            || (arguments.fail_fast && failed.load(Ordering::Relaxed) > 0)
+    };
     let run = || {
-        while Instant::now() < deadline && !(arguments.fail_fast && failed.load(Ordering::Relaxed) > 0) {
+        while !is_over() {
             let number = next.fetch_add(1, Ordering::Relaxed);
             if number >= arguments.seeds {
                 return;

@@ -11,7 +11,7 @@ const FAILED: [u64; 11] = [12, 26, 36, 1009, 1022, 40_764, 200_810, 200_886, 201
 
 /// Seeds that are not special. `make simulate` runs fresh ones.
 const FIRST: &str = "1";
-const SEEDS: &str = "40";
+const SEEDS: &str = "12";
 
 fn simulate(arguments: &[&str]) -> (bool, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_simulate")).args(arguments).output().expect("the program starts");
@@ -19,7 +19,10 @@ fn simulate(arguments: &[&str]) -> (bool, String) {
     (output.status.success(), text.into_owned())
 }
 
+/// They were found with earlier versions of the simulation; since then its steps have changed, so each is as likely to
+/// find a bug as any other seed.
 #[test]
+#[ignore = "most bugs that they found have tests of their own: `make nightly PART=seeds` runs them"]
 fn seeds_that_once_failed_pass() {
     for seed in FAILED {
         let (success, text) = simulate(&["--quiet", "--seed", &seed.to_string()]);
@@ -29,9 +32,9 @@ fn seeds_that_once_failed_pass() {
 
 #[test]
 fn first_seeds_pass() {
-    let (success, text) = simulate(&["--short", "--from", FIRST, "--seeds", SEEDS, "--seconds", "600"]);
+    let (success, text) = simulate(&["--short", "--from", FIRST, "--seeds", SEEDS]);
     println!("{text}");
-    assert!(success && text.contains("35 seeds, "), "{text}");
+    assert!(success && text.contains("10 seeds, "), "{text}");
 }
 
 #[test]

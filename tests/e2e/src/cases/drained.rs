@@ -30,6 +30,10 @@ const HEALTH_PORT: u16 = 10_256;
 const METRICS_PORT: u16 = 10_249;
 /// The pod that ends.
 const POD: &str = "pod-a-1";
+/// The timeout in seconds of a request whose answer comes when it is over.
+const SHORT_TIMEOUT: u64 = 1;
+/// The same of a request that is answered before: the longest that a backend accepts, because a guest may be slow.
+const LONG_TIMEOUT: u64 = 300;
 
 /// A pod in use is told so after its timeout. When its slice says that it ends, the answer comes at once, and from then
 /// on no new connection arrives, from any node.
@@ -38,14 +42,13 @@ pub fn pod_is_drained_when_all_nodes_have_programmed_its_end(backend: Backend) {
     for family in IpFamily::ALL {
         let ready = web(deployment.cluster(), [Ready, Ready]);
         deployment.apply(&ready);
-        let early = ask(deployment.cluster(), POD, family, 1);
-        assert_eq!(early.status, 504, "{early:?}");
-        assert!(early.body.contains("may get new connections") && !early.body.contains("web"), "{early:?}");
+        let early = expect_in_use(|| ask(deployment.cluster(), POD, family, SHORT_TIMEOUT));
+        assert!(!early.body.contains("web"), "{early:?}");
 
         let ends = web(deployment.cluster(), [Draining, Ready]);
         let cluster = deployment.cluster();
         let answered = thread::scope(|scope| {
-            let answered = scope.spawn(|| ask(cluster, POD, family, 60));
+            let answered = scope.spawn(|| ask(cluster, POD, family, LONG_TIMEOUT));
             deployment.manifests().apply(&ends);
             answered.join().expect("an answer")
         });
@@ -60,12 +63,12 @@ pub fn pod_is_drained_when_all_nodes_have_programmed_its_end(backend: Backend) {
 /// The last pod of a Service gets new connections until there is another one.
 pub fn last_pod_is_not_drained(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, [Draining, NotReady])]);
-    assert_eq!(ask(deployment.cluster(), POD, IpFamily::V4, 1).status, 504);
+    assert_eq!(ask(deployment.cluster(), POD, IpFamily::V4, SHORT_TIMEOUT).status, 504);
     let replaced = web(deployment.cluster(), [Draining, Ready]);
     deployment.apply(&replaced);
-    assert_eq!(ask(deployment.cluster(), POD, IpFamily::V4, 60).status, 200);
+    assert_eq!(ask(deployment.cluster(), POD, IpFamily::V4, LONG_TIMEOUT).status, 200);
     // A pod of no Service, and a stranger that asks about a pod.
-    assert_eq!(ask(deployment.cluster(), "pod-a-2", IpFamily::V4, 60).status, 404);
+    assert_eq!(ask(deployment.cluster(), "pod-a-2", IpFamily::V4, LONG_TIMEOUT).status, 404);
     let cluster = deployment.cluster();
     let (node, pod) = (cluster.node('a'), cluster.pod(POD));
     let path = format!("/drained?address={}", pod.address.ip(IpFamily::V4));
@@ -89,21 +92,22 @@ pub fn kubelet_asks_for_a_pod_by_its_address(backend: Backend) {
             deployment.restart_backends_with(detector);
         }
         for family in IpFamily::ALL {
-            let early = ask_as_kubelet(deployment.cluster(), family, DRAINED_PORT, 3).expect("an answer");
-            assert_eq!(early.status, 504, "{detector:?}: {early:?}");
-            assert!(early.body.contains("may get new connections"), "{early:?}");
+            expect_in_use(|| {
+                let early = ask_as_kubelet(deployment.cluster(), family, DRAINED_PORT, SHORT_TIMEOUT);
+                early.unwrap_or_else(|error| panic!("{detector:?}: {error}"))
+            });
         }
     }
     let ends = web(deployment.cluster(), [Draining, Ready]);
     deployment.apply(&ends);
     let cluster = deployment.cluster();
     for family in IpFamily::ALL {
-        let answered = ask_as_kubelet(cluster, family, DRAINED_PORT, 60).expect("an answer");
+        let answered = ask_as_kubelet(cluster, family, DRAINED_PORT, LONG_TIMEOUT).expect("an answer");
         assert_eq!(answered.status, 200, "{answered:?}");
         // The port of the pod is its own for all others, and its other ports are for the node, too.
         let to = SocketAddr::new(cluster.pod(POD).address.ip(family), DRAINED_PORT);
         assert_refused(&http_get(&cluster.pod("pod-a-2").netns, to, "/drained", Duration::from_secs(10)));
-        assert_refused(&ask_as_kubelet(cluster, family, HEALTH_PORT, 3));
+        assert_refused(&ask_as_kubelet(cluster, family, HEALTH_PORT, SHORT_TIMEOUT));
     }
 }
 
@@ -114,7 +118,7 @@ pub fn kubelet_asks_at_the_port_of_health_checks(backend: Backend) {
 
     for family in IpFamily::ALL {
         for port in [HEALTH_PORT, DRAINED_PORT] {
-            let answered = ask_as_kubelet(deployment.cluster(), family, port, 60).expect("an answer");
+            let answered = ask_as_kubelet(deployment.cluster(), family, port, LONG_TIMEOUT).expect("an answer");
             assert_eq!(answered.status, 200, "{port}: {answered:?}");
         }
         let pod = deployment.cluster().pod(POD).address.ip(family);
@@ -127,7 +131,7 @@ pub fn kubelet_asks_at_the_port_of_health_checks(backend: Backend) {
 /// A hook that waits is sent to the next backend, and while there is none no reset ends it: the next one answers.
 pub fn hook_waits_for_the_next_backend(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, [Draining, NotReady])]);
-    let waiting = IpFamily::ALL.map(|family| hook(deployment.cluster(), family, "/drained?timeout=60s"));
+    let waiting = IpFamily::ALL.map(|family| hook(deployment.cluster(), family, &drained_path(LONG_TIMEOUT)));
     eventually("the hooks wait", Duration::from_secs(60), || (waiting_pods(&deployment) == 2).then_some(()));
     deployment.stop_backends(Signal::SIGTERM);
 
@@ -158,7 +162,7 @@ fn hook(cluster: &Cluster, family: IpFamily, path: &str) -> Hook {
     let node = cluster.node('a').netns.clone();
     let to = SocketAddr::new(cluster.pod(POD).address.ip(family), DRAINED_PORT);
     let path = path.to_owned();
-    thread::spawn(move || http_get(&node, to, &path, Duration::from_secs(90)))
+    thread::spawn(move || http_get(&node, to, &path, response_timeout(LONG_TIMEOUT)))
 }
 
 #[track_caller]
@@ -197,13 +201,30 @@ fn web(cluster: &Cluster, states: [EndpointState; 2]) -> Service {
 /// Asks as the kubelet of the pod's node does.
 fn ask_as_kubelet(cluster: &Cluster, family: IpFamily, port: u16, seconds: u64) -> io::Result<HttpResponse> {
     let to = SocketAddr::new(cluster.pod(POD).address.ip(family), port);
-    let path = format!("/drained?timeout={seconds}s");
-    http_get(&cluster.node('a').netns, to, &path, Duration::from_secs(seconds + 10))
+    http_get(&cluster.node('a').netns, to, &drained_path(seconds), response_timeout(seconds))
 }
 
 /// Asks the pod's node, as the pod does.
 fn ask(cluster: &Cluster, pod: &str, family: IpFamily, seconds: u64) -> HttpResponse {
     let to = SocketAddr::new(cluster.node('a').address.ip(family), DRAINED_PORT);
-    let path = format!("/drained?timeout={seconds}s");
-    http_get(&cluster.pod(pod).netns, to, &path, Duration::from_secs(seconds + 10)).expect("an answer")
+    http_get(&cluster.pod(pod).netns, to, &drained_path(seconds), response_timeout(seconds)).expect("an answer")
+}
+
+fn drained_path(seconds: u64) -> String {
+    format!("/drained?timeout={seconds}s")
+}
+
+/// How long a client waits for the answer to a request with this timeout.
+fn response_timeout(seconds: u64) -> Duration {
+    Duration::from_secs(seconds + 10)
+}
+
+/// Asks until the answer is that the pod is in use. A slow node may not have heard of its frontend within a timeout.
+#[track_caller]
+fn expect_in_use(ask: impl Fn() -> HttpResponse) -> HttpResponse {
+    eventually("the node knows that the pod is in use", Duration::from_secs(60), || {
+        let early = ask();
+        assert_eq!(early.status, 504, "{early:?}");
+        early.body.contains("may get new connections").then_some(early)
+    })
 }
