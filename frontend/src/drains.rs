@@ -42,7 +42,7 @@ pub(crate) struct EndingPods {
     pods: BTreeMap<PodKey, EndingPod>,
     by_address: BTreeSet<(IpAddr, PodKey)>,
     by_service: BTreeMap<ObjectName, BTreeSet<PodKey>>,
-    /// By the node that its entries name, and by namespace: a tenant can write the name of any node.
+    /// By the node of its entries, and by namespace: a tenant can write the name of any node.
     by_node: BTreeMap<Arc<str>, BTreeMap<Arc<str>, BTreeSet<PodKey>>>,
     /// Pods that no slice lists any more, in the order in which that happened.
     gone: VecDeque<(Instant, PodKey)>,
@@ -66,7 +66,7 @@ pub(crate) struct EndingPod {
     pub(crate) addresses: BTreeSet<IpAddr>,
     /// The Services that list an address, or have listed one since the pod ends.
     pub(crate) services: BTreeSet<ObjectName>,
-    /// The nodes that its entries name.
+    /// The nodes of its entries.
     nodes: BTreeSet<Arc<str>>,
     /// Whether an entry at one of its addresses does not end.
     is_listed_in_use: bool,

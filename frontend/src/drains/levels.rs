@@ -78,7 +78,7 @@ impl EndingPods {
         }
     }
 
-    /// The pods that end on a node, or at one of these addresses, at most [`MAX_LEVELS`].
+    /// The pods that end on a node, at most [`MAX_LEVELS`].
     fn of_node(&self, node: &str) -> Vec<(PodKey, &EndingPod)> {
         let by_namespace = self.by_node.get(node).into_iter().flat_map(BTreeMap::values);
         let shares = by_namespace.map(|keys| keys.iter().copied().take(MAX_LEVELS).collect()).collect();

@@ -30,6 +30,7 @@ pub(super) struct SliceIndex<K> {
 pub(crate) struct PodEntry {
     pub(crate) service: ObjectName,
     pub(crate) address: IpAddr,
+    /// The node that it names; if it names none, that with the address in a pod CIDR.
     pub(crate) node: Option<Arc<str>>,
     pub(crate) terminating: bool,
     pub(crate) pod: Option<PodId>,
@@ -44,7 +45,7 @@ pub(crate) struct ChangedEntries {
     pub(crate) ending: BTreeSet<IpAddr>,
     /// The pods that they name now.
     pub(crate) pods: BTreeSet<PodId>,
-    /// The nodes that they name, or named.
+    /// Their nodes, and those that they had.
     pub(crate) nodes: BTreeSet<Arc<str>>,
     /// Those that their slices do not have any more, or not like that.
     pub(crate) removed: Vec<PodEntry>,
@@ -55,13 +56,13 @@ impl Index {
     pub(crate) fn entries_at(&self, addresses: &BTreeSet<IpAddr>) -> Vec<PodEntry> {
         let slices: BTreeSet<_> = addresses.iter().flat_map(|address| self.addresses.slices(*address)).collect();
         let slices = slices.into_iter().filter_map(|name| self.slice(name));
-        entries_of(slices, |endpoint| addresses.contains(&endpoint.address))
+        self.entries_of(slices, |endpoint| addresses.contains(&endpoint.address))
     }
 
     /// The entries of these pods in the slices of these Services. Costs the size of these slices.
     pub(crate) fn entries_of_pods(&self, services: &BTreeSet<ObjectName>, pods: &HashSet<PodId>) -> Vec<PodEntry> {
         let slices = services.iter().filter_map(|service| self.slices.get(service)).flat_map(BTreeMap::values);
-        entries_of(slices, |endpoint| endpoint.pod.is_some_and(|pod| pods.contains(&pod)))
+        self.entries_of(slices, |endpoint| endpoint.pod.is_some_and(|pod| pods.contains(&pod)))
     }
 
     /// The entries of a node: those that name it, and those that name no node, with an address in its pod CIDRs. Costs
@@ -75,7 +76,7 @@ impl Index {
             Some(named) => **named == *node,
             None => pod_cidrs.iter().any(|cidr| cidr.contains(&endpoint.address)),
         };
-        entries_of(slices.into_iter().filter_map(|name| self.slice(name)), is_on_node)
+        self.entries_of(slices.into_iter().filter_map(|name| self.slice(name)), is_on_node)
     }
 
     /// The addresses of all entries that end.
@@ -101,18 +102,16 @@ impl Index {
             if !has_moved && before.get(&address) == after.get(&address) {
                 continue;
             }
+            let removed = self.pod_entries(old, before.get(&address));
+            let added = self.pod_entries(new, after.get(&address));
             let changed = &mut self.changed_entries;
-            let old_entries = before.get(&address).into_iter().flatten();
-            let new_entries = after.get(&address).into_iter().flatten();
             changed.addresses.insert(address);
-            if new_entries.clone().any(|endpoint| endpoint.terminating) {
+            if added.iter().any(|entry| entry.terminating) {
                 changed.ending.insert(address);
             }
-            changed.pods.extend(new_entries.clone().filter_map(|endpoint| endpoint.pod));
-            changed.nodes.extend(old_entries.clone().chain(new_entries).filter_map(|endpoint| endpoint.node.clone()));
-            if let Some(slice) = old {
-                changed.removed.extend(old_entries.map(|endpoint| PodEntry::new(slice, endpoint)));
-            }
+            changed.pods.extend(added.iter().filter_map(|entry| entry.pod));
+            changed.nodes.extend(removed.iter().chain(&added).filter_map(|entry| entry.node.clone()));
+            changed.removed.extend(removed);
         }
     }
 
@@ -121,32 +120,37 @@ impl Index {
         let service = self.services.get(name);
         service.into_iter().flat_map(|service| service.ports.iter().map(move |port| key_of(service, port)))
     }
-}
 
-impl PodEntry {
-    fn new(slice: &SliceObject, endpoint: &SliceEndpoint) -> Self {
-        Self {
+    fn entries_of<'a>(
+        &self,
+        slices: impl Iterator<Item = &'a SliceObject>,
+        is_wanted: impl Fn(&SliceEndpoint) -> bool,
+    ) -> Vec<PodEntry> {
+        let mut entries = Vec::new();
+        for slice in slices {
+            #[cfg(test)]
+            crate::testing::count_steps(slice.endpoints.len());
+            let wanted = slice.endpoints.iter().filter(|endpoint| is_wanted(endpoint));
+            entries.extend(wanted.map(|endpoint| self.pod_entry(slice, endpoint)));
+        }
+        entries
+    }
+
+    fn pod_entries(&self, slice: Option<&SliceObject>, endpoints: Option<&Vec<&SliceEndpoint>>) -> Vec<PodEntry> {
+        let entries = |slice| endpoints.into_iter().flatten().map(move |endpoint| self.pod_entry(slice, endpoint));
+        slice.into_iter().flat_map(entries).collect()
+    }
+
+    fn pod_entry(&self, slice: &SliceObject, endpoint: &SliceEndpoint) -> PodEntry {
+        let node_of_pod_cidr = || self.claims.protected.pod_cidr(endpoint.address).map(|(_, node)| node.clone());
+        PodEntry {
             service: sibling(&slice.name, &slice.service),
             address: endpoint.address,
-            node: endpoint.node.clone(),
+            node: endpoint.node.clone().or_else(node_of_pod_cidr),
             terminating: endpoint.terminating,
             pod: endpoint.pod,
         }
     }
-}
-
-fn entries_of<'a>(
-    slices: impl Iterator<Item = &'a SliceObject>,
-    is_wanted: impl Fn(&SliceEndpoint) -> bool,
-) -> Vec<PodEntry> {
-    let mut entries = Vec::new();
-    for slice in slices {
-        #[cfg(test)]
-        crate::testing::count_steps(slice.endpoints.len());
-        let wanted = slice.endpoints.iter().filter(|endpoint| is_wanted(endpoint));
-        entries.extend(wanted.map(|endpoint| PodEntry::new(slice, endpoint)));
-    }
-    entries
 }
 
 /// The endpoints of a slice by address: it may list one several times.

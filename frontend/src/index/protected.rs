@@ -178,14 +178,20 @@ impl ProtectedAddresses {
         if let Some(node) = first(&self.node_addresses, &ip) {
             return self.refuse_node_addresses.then(|| format!("an address of Node {node} (--refuse-node-addresses)"));
         }
-        let of_pods = self.pod_prefixes.keys().filter(|(is_v4, _)| *is_v4 == ip.is_ipv4()).find_map(|(_, length)| {
-            let cidr = IpNet::new(ip, *length).ok()?.trunc();
-            first(&self.pod_cidrs, &cidr).map(|node| format!("an address of the pod CIDR {cidr} of Node {node}"))
-        });
+        let of_pods = self.pod_cidr(ip).map(|(cidr, node)| format!("an address of the pod CIDR {cidr} of Node {node}"));
         of_pods.or_else(|| self.endpoint_owner(ip, kind, age)).or_else(|| {
             // The CIDR may contain more than pods: a load balancer, too.
             let cidr = self.cluster_cidr(ip).filter(|_| kind == ExternalKind::External)?;
             Some(format!("an address of the cluster CIDR {cidr}"))
+        })
+    }
+
+    /// The pod CIDR with an address, and its Node.
+    pub(super) fn pod_cidr(&self, ip: IpAddr) -> Option<(IpNet, &Arc<str>)> {
+        let mut prefixes = self.pod_prefixes.keys().filter(|(is_v4, _)| *is_v4 == ip.is_ipv4());
+        prefixes.find_map(|(_, length)| {
+            let cidr = IpNet::new(ip, *length).ok()?.trunc();
+            Some((cidr, first(&self.pod_cidrs, &cidr)?))
         })
     }
 

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures::StreamExt as _;
 use proto::{
     convert::pack_address,
-    model::{FailureKind, Protocol, ServicePortFailure, ServicePortKey, SourceVersion},
+    model::{FailureKind, NodeInfo, Protocol, ServicePortFailure, ServicePortKey, SourceVersion},
     node_set::NodeSet,
     v1::{self, DrainState},
 };
@@ -20,9 +20,15 @@ const NODE: &str = "node-9";
 
 /// The Service `web` with these pods; those that end are negative.
 fn pods(pods: &[i8]) -> SourceUpdate {
+    pods_on(Some(NODE), pods)
+}
+
+/// As [`pods`], with entries that name this node.
+fn pods_on(node: Option<&str>, pods: &[i8]) -> SourceUpdate {
     let endpoints = pods.iter().map(|pod| {
         let address = format!("10.0.0.{}", pod.unsigned_abs());
-        SliceEndpoint { ready: *pod > 0, terminating: *pod < 0, ..endpoint(&address, NODE) }
+        let node = node.map(Into::into);
+        SliceEndpoint { node, ready: *pod > 0, terminating: *pod < 0, ..endpoint(&address, NODE) }
     });
     put(slice("x", "web", endpoints.collect()))
 }
@@ -45,9 +51,13 @@ fn message(fixture: &Fixture) -> v1::DrainLevels {
 
 /// The level of an address: that of the pod there that is furthest from drained.
 fn level_at(fixture: &Fixture, address: &str) -> Option<v1::DrainLevel> {
+    level_in(&message(fixture), address)
+}
+
+fn level_in(message: &v1::DrainLevels, address: &str) -> Option<v1::DrainLevel> {
     let address = pack_address(&ip(address));
-    let levels = message(fixture).levels.into_iter().filter(|level| level.address == address);
-    levels.min_by_key(|level| level.state)
+    let levels = message.levels.iter().filter(|level| level.address == address);
+    levels.min_by_key(|level| level.state).cloned()
 }
 
 /// The level of pod 1.
@@ -151,6 +161,28 @@ async fn pod_that_leaves_the_slices_is_drained_for_those_that_wait() {
     fixture.update(pods(&[2, 3])).await;
     fixture.committed().await;
     assert_eq!(level_at(&fixture, "10.0.0.1"), None);
+}
+
+/// As in slices that are written by hand.
+#[tokio::test(start_paused = true)]
+async fn pod_whose_entries_name_no_node_is_on_that_of_the_pod_cidr() {
+    let host = NodeInfo { pod_cidrs: vec!["10.0.0.0/24".parse().unwrap()], ..node(NODE, "zone-a") };
+    let fixture = Fixture::of(vec![service("web", "10.96.0.1").into(), host.into()]).await;
+    let mut levels = fixture.frontend.drains(NODE, fixture.shutdown.clone()).unwrap();
+    assert!(levels.next().await.unwrap().levels.is_empty());
+
+    for (pods, state, gone) in [
+        (&[1, 2][..], DrainState::InUse, false),
+        (&[-1, 2], DrainState::Drained, false),
+        (&[2], DrainState::Drained, true),
+    ] {
+        fixture.update(pods_on(None, pods)).await;
+        let reaches = async {
+            let expected = |level: v1::DrainLevel| level.state() == state && level.gone == gone;
+            while !level_in(&levels.next().await.unwrap(), "10.0.0.1").is_some_and(expected) {}
+        };
+        timeout(LONG, reaches).await.unwrap_or_else(|_| panic!("{pods:?}: {:?}", level_at(&fixture, "10.0.0.1")));
+    }
 }
 
 #[tokio::test(start_paused = true)]
