@@ -303,9 +303,14 @@ impl Together {
     }
 
     /// How many nodes they do not speak for.
+    /// At least one if the sum is another set of the same size, because a node counts twice while its old stream is
+    /// half open, and hides another one.
     fn absent(&self) -> u64 {
-        let nodes = self.clusters.iter().map(|cluster| cluster.count).max().unwrap_or_default();
-        nodes.saturating_sub(self.programmed.count)
+        match self.clusters.iter().max_by_key(|cluster| cluster.count) {
+            Some(cluster) if cluster.count == self.programmed.count => u64::from(*cluster != self.programmed),
+            Some(cluster) => cluster.count.saturating_sub(self.programmed.count),
+            None => 0,
+        }
     }
 
     fn silent(&self) -> Vec<String> {

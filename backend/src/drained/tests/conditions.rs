@@ -51,8 +51,10 @@ fn all_frontends_together_must_speak_for_each_node_once() {
         (drained(&["a"]), drained(&["b"]), (yes(1, &[]), 0)),
         // One that may be on its way to another frontend.
         (left(&["a"]), drained(&["b"]), (yes(1, &[]), 10)),
-        // Counted by both: then another one is missing.
-        (left(&["a", "b"]), drained(&["b"]), (yes(0, &[]), 10)),
+        // Its stream is half open at the first one: counted by both, so that another one is missing.
+        (left(&["a", "b"]), drained(&["b"]), (yes(1, &[]), 10)),
+        (drained(&["a", "b"]), drained(&["b"]), (yes(1, &[]), 0)),
+        (drained(&["a", "b"]), drained(&["b", "c"]), (yes(0, &[]), 0)),
         // It has arrived.
         (left(&["a"]), drained(&["b", "c"]), (yes(0, &[]), 0)),
     ] {
@@ -89,6 +91,52 @@ fn frontend_with_older_slices_is_not_drained_whatever_it_says() {
     // A pod that it does not know is not "drained" there, and an old list is no silence.
     let unknown = Some(DrainLevels { slices_version: 6, levels: Vec::new(), ..super::drained(&["b", "c"]) });
     assert_eq!(outcome(vec![own(), ("two", unknown)]).1, 120);
+}
+
+/// A session of the node ends, and the next one is with another frontend.
+#[test]
+fn next_own_frontend_decides_for_itself() {
+    let begun = Instant::now();
+    let mut waiter = Waiter::new(pod(), begun + Duration::from_secs(120));
+    let in_use = message(&["b", "c"], vec![level(DrainState::InUse)]);
+    let mut view = view(begun, vec![("one", Some(drained(&["a"]))), ("two", Some(in_use))]);
+    assert!(matches!(waiter.decide(&view, begun), Decision::Wait(_)));
+
+    view.own = Some(frontend("two"));
+    let Decision::Wait(wait) = waiter.decide(&view, begun) else { panic!("it is in use") };
+    assert_eq!(wait.list_since, None, "others are not needed yet");
+
+    // It has seen more than the one before: so must that one.
+    let newer = DrainLevel { slices_version: 8, ..level(DrainState::Drained) };
+    let newer = DrainLevels { slices_version: 8, ..message(&["b", "c"], vec![newer]) };
+    let set = |view: &mut View, name, message| {
+        view.frontends.insert(frontend(name), Latest::Levels { message: Arc::new(message), since: begun });
+    };
+    set(&mut view, "two", newer);
+    assert!(matches!(waiter.decide(&view, begun), Decision::Wait(_)));
+    set(&mut view, "one", DrainLevels { slices_version: 8, ..drained(&["a"]) });
+    assert_eq!(waiter.decide(&view, begun), Decision::Done(yes(0, &[])));
+}
+
+/// Nothing arrives from a frontend whose nodes are behind.
+#[test]
+fn partition_while_nodes_are_behind_is_waited_for() {
+    let begun = Instant::now();
+    let mut waiter = Waiter::new(pod(), begun + Duration::from_secs(120));
+    let behind = message(&["b", "c"], vec![level(DrainState::Behind)]);
+    let mut view = view(begun, vec![("own", Some(drained(&["a"]))), ("two", Some(behind))]);
+    view.resolved = Some(begun + Duration::from_secs(60));
+    let Decision::Wait(wait) = waiter.decide(&view, begun + Duration::from_secs(59)) else { panic!("it is behind") };
+    assert_eq!(wait.until, begun + Duration::from_secs(120), "its last word counts while the stream is open");
+
+    // The connection has ended: that alone is no reason to stop waiting for its nodes.
+    let failed = begun + Duration::from_secs(60);
+    let refused = Latest::Failing { error: "connection refused".to_owned(), since: failed };
+    view.frontends.insert(frontend("two"), refused);
+    let Decision::Wait(wait) = waiter.decide(&view, failed) else { panic!("too early") };
+    assert_eq!(wait.until, failed + Duration::from_secs(10));
+    view.resolved = Some(wait.until);
+    assert_eq!(waiter.decide(&view, wait.until), Decision::Done(yes(2, &["two: connection refused"])));
 }
 
 #[test]
@@ -137,10 +185,16 @@ fn backends_without_a_node_object_are_waited_for() {
     assert_eq!(outcome(vec![("own", Some(unlisted(&NODES, 1)))]), (yes(0, &[]), 60));
     assert_eq!(outcome(vec![("own", Some(unlisted(&NODES, 0)))]), (yes(0, &[]), 0));
 
-    let old_list = DrainLevels { cluster: set(&["a", "b"]), nodes_left: false, ..unlisted(&["a"], 0) };
-    let (drained, _) =
-        outcome(vec![("own", Some(old_list)), ("two", Some(DrainLevels { nodes_left: true, ..drained(&["b"]) }))]);
-    assert_eq!(drained, yes(1, &[]));
+    // Only the other frontend has the Node object of "c", which follows this one, or has followed it before.
+    let old_list = |unlisted_count| DrainLevels { cluster: set(&["a", "b"]), ..unlisted(&["a"], unlisted_count) };
+    let new_list = || DrainLevels { nodes_left: true, ..drained(&["b"]) };
+    for (unlisted_count, seconds) in [(1, 60), (0, 10)] {
+        let frontends = vec![("own", Some(old_list(unlisted_count))), ("two", Some(new_list()))];
+        assert_eq!(outcome(frontends), (yes(1, &[]), seconds));
+    }
+    // It follows the other one, which has its object.
+    let both = vec![("own", Some(old_list(0))), ("two", Some(drained(&["b", "c"])))];
+    assert_eq!(outcome(both), (yes(0, &[]), 0));
 }
 
 #[test]
