@@ -163,6 +163,29 @@ async fn pod_that_leaves_the_slices_is_drained_for_those_that_wait() {
     assert_eq!(level_at(&fixture, "10.0.0.1"), None);
 }
 
+/// A node that connects may still send the pod connections: it must not be in the set of a level that is older.
+#[tokio::test(start_paused = true)]
+async fn levels_and_sets_of_nodes_are_of_the_same_time() {
+    let fixture = cluster().await;
+    let mut first = fixture.joined("node-0").await;
+    fixture.update(pods(&[-1, 2])).await;
+    first.commit().await;
+    drained(&fixture).await;
+    let mut levels = fixture.frontend.drains(NODE, fixture.shutdown.clone()).unwrap();
+    let mut next = async || {
+        let message = levels.next().await.unwrap();
+        (level_in(&message, "10.0.0.1").unwrap().state(), count(message.programmed))
+    };
+    assert_eq!(next().await, (DrainState::Drained, 1));
+
+    let mut second = fixture.connect(hello("node-1")).await;
+    second.welcome().await;
+    assert_eq!(next().await, (DrainState::Behind, 2));
+
+    second.commit().await;
+    assert_eq!(next().await, (DrainState::Drained, 2));
+}
+
 /// As in slices that are written by hand.
 #[tokio::test(start_paused = true)]
 async fn pod_whose_entries_name_no_node_is_on_that_of_the_pod_cidr() {
