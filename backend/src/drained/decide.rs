@@ -162,9 +162,14 @@ impl Waiter {
         if !self.knows(levels) {
             self.drained_since = None;
             self.spoken_since = None;
-            let until = *self.unknown_since.get_or_insert(now) + UNKNOWN_TIMEOUT;
             let reason = NotDrained::new("no EndpointSlice has the address of this pod", &[]);
             self.last_known = Some(reason.clone());
+            if !self.pods.is_empty() {
+                // Another frontend than before: it has old slices, or has started after the pod has left them.
+                return Err(Pending::of_own(reason));
+            }
+
+            let until = *self.unknown_since.get_or_insert(now) + UNKNOWN_TIMEOUT;
             return if now < until {
                 Err(Pending { reason, until: Some(until), list_since: None })
             } else {

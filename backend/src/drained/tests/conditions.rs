@@ -222,7 +222,25 @@ fn waiter_is_bound_to_the_pod_that_it_has_seen() {
     assert_eq!(decide(&mut waiter, vec![gone.clone()]), Decision::Done(yes(0, &[])));
     // That of the earlier pod is none of the later one, which is gone without having been seen to end.
     let Decision::Wait(wait) = decide(&mut early, vec![gone]) else { panic!("it is drained by another pod") };
-    assert_eq!(wait.until, begun + Duration::from_secs(5));
+    assert_eq!(wait.until, begun + Duration::from_secs(20));
+}
+
+/// Its node has followed a frontend with old slices since, or one that has just started.
+#[test]
+fn pod_that_was_known_does_not_become_unknown() {
+    let begun = Instant::now();
+    let mut waiter = Waiter::new(pod(), begun + Duration::from_secs(120));
+    let behind = message(&["b"], vec![level(DrainState::Behind)]);
+    let mut view = view(begun, vec![("one", Some(behind)), ("two", Some(message(&["a"], Vec::new())))]);
+    assert!(matches!(waiter.decide(&view, begun), Decision::Wait(_)));
+
+    view.own = Some(frontend("two"));
+    for seconds in [0, 6, 119] {
+        let decision = waiter.decide(&view, begun + Duration::from_secs(seconds));
+        assert!(matches!(decision, Decision::Wait(_)), "{seconds}: {decision:?}");
+    }
+    let decision = waiter.decide(&view, begun + Duration::from_secs(120));
+    assert!(matches!(decision, Decision::Done(Drained::No(_))), "{decision:?}");
 }
 
 #[test]
