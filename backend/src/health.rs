@@ -15,7 +15,7 @@
 mod checks;
 mod servers;
 
-use proto::{model::ServicePortFailure, state::ServicePortChange};
+use proto::model::{ServicePortFailure, ServicePortKey};
 use tokio::sync::watch;
 
 use crate::NodeState;
@@ -37,10 +37,11 @@ impl Default for HealthChecks {
 }
 
 impl HealthChecks {
-    /// Publishes what the backend has just programmed of a state.
-    pub(crate) fn publish(&self, state: &NodeState, changes: &[ServicePortChange<'_>]) {
+    /// Publishes what the backend has just programmed of a state: the Services of these service ports are programmed as
+    /// a whole.
+    pub(crate) fn publish<'a>(&self, state: &NodeState, changed: impl Iterator<Item = &'a ServicePortKey>) {
         // The next request reads a changed count anyway.
-        self.checks.send_if_modified(|checks| checks.update(state, changes.iter().map(|change| change.key)));
+        self.checks.send_if_modified(|checks| checks.update(state, changed));
     }
 
     /// The service ports whose health-check node port is not served, in the order of Services and families.

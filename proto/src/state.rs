@@ -18,7 +18,7 @@ use std::{
 
 use crate::{
     digest::{Digest, DigestVector, INFO_ENTRY, KeyHash},
-    model::{ClusterInfo, Endpoint, NodeInfo, Operation, PoolId, Protocol, ServicePortKey},
+    model::{ClusterInfo, Endpoint, NodeInfo, Operation, PoolId, ServicePortKey},
 };
 
 pub use apply::RejectedOperation;
@@ -133,9 +133,7 @@ impl NodeState {
         service: &ServiceName,
     ) -> impl Iterator<Item = (&'a ServicePortKey, &'a ServicePortState)> + use<'a> {
         let service = service.clone();
-        // The lowest port name and protocol.
-        let first = ServicePortKey::new(service.namespace.clone(), service.name.clone(), "", Protocol::Tcp);
-        self.service_ports.iter_from(&first).take_while(move |(key, _)| service.contains(key))
+        self.service_ports.iter_from(&service.first_key()).take_while(move |(key, _)| service.contains(key))
     }
 
     /// The service ports in which a later state differs, with what they were and are.

@@ -69,7 +69,7 @@ fn start_with(addresses: NodePortAddresses, set: impl FnOnce(&mut HealthCheckSer
 impl Fixture {
     fn publish(&self, state: &NodeState) {
         let before = self.published.replace(state.clone());
-        self.health.publish(state, &before.diff(state).collect::<Vec<_>>());
+        self.health.publish(state, before.diff(state).map(|change| change.key));
     }
 }
 

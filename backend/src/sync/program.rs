@@ -30,7 +30,7 @@ use super::{
     reporter::{describe_unserved, log_failures},
 };
 use crate::{
-    Backend, Changes, Drift, NodeState, SyncReport,
+    Backend, Changes, Drift, NodeState, ServiceName, SyncReport,
     ascending::ascending,
     backend::Work,
     drifts::Drifts,
@@ -300,7 +300,9 @@ impl<B: Backend> Programmer<B> {
         let completed: Vec<_> = completed.collect();
         let failed = report.failures.iter().map(|failure| &failure.key).chain(unfinished.keys());
         self.flows.record(|pending| pending.programmed(work == Work::Reconcile, failed));
-        self.health.publish(state, &completed);
+        // A load balancer sends connections to all ports of a node that it finds healthy.
+        let is_whole = |change: &&ServicePortChange<'_>| !has_port_of(unfinished, change.key);
+        self.health.publish(state, completed.iter().filter(is_whole).map(|change| change.key));
         if *is_suspected {
             // A service port or an IP family that is not rejected any more is written, too.
             let failing: BTreeSet<_> = report.failures.iter().map(|failure| &failure.key).collect();
@@ -397,6 +399,12 @@ fn few_namespaces<'a>(keys: impl Iterator<Item = &'a ServicePortKey>) -> BTreeSe
         }
     }
     namespaces
+}
+
+/// Whether one of these is a port of the Service that this one belongs to.
+fn has_port_of(unfinished: &BTreeMap<ServicePortKey, Arc<Target>>, key: &ServicePortKey) -> bool {
+    let service = ServiceName::of(key);
+    unfinished.range(service.first_key()..).next().is_some_and(|(key, _)| service.contains(key))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     digest::{Digest, KeyHash},
-    model::{Endpoint, IpFamily, PerFamily, Pool, PoolClass, ServicePort, ServicePortKey},
+    model::{Endpoint, IpFamily, PerFamily, Pool, PoolClass, Protocol, ServicePort, ServicePortKey},
 };
 
 /// A service port with its pools.
@@ -38,6 +38,12 @@ impl ServiceName {
     #[must_use]
     pub fn of(key: &ServicePortKey) -> Self {
         Self { namespace: key.namespace.clone(), name: key.name.clone() }
+    }
+
+    /// The lowest key that a service port of the Service can have: all of them follow each other.
+    #[must_use]
+    pub fn first_key(&self) -> ServicePortKey {
+        ServicePortKey::new(self.namespace.clone(), self.name.clone(), "", Protocol::Tcp)
     }
 
     /// Whether a service port is one of the Service.

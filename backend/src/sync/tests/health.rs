@@ -9,6 +9,7 @@ use std::{
 use netlink::testing::block_on_in_netns;
 
 use super::*;
+use crate::testing::StateBuilder;
 
 const PORT: u16 = 32_000;
 
@@ -76,6 +77,36 @@ async fn follow() {
     peer.ack().await;
     until(None).await;
     fixture.stop().await;
+}
+
+/// A load balancer sends connections to all ports of a node that it finds healthy.
+#[test]
+fn service_is_healthy_when_all_its_ports_are_programmed() {
+    run(|| async {
+        let web = |local: &'static [&'static str]| {
+            let ports = [("default/web:http", 80), ("default/web:https", 443)];
+            let with_port = |state: StateBuilder, (key, port)| {
+                state.service(key, |web| {
+                    let web = web.port(port).cluster_ip("10.96.0.1").health_check_node_port(PORT);
+                    web.local_endpoints(local.iter().copied())
+                })
+            };
+            ports.into_iter().fold(mk_state(), with_port).build()
+        };
+        let states = [web(&[]), web(&["10.244.1.1:80"])];
+        let mut fixture = start(&FakeKernel::default(), None);
+        let mut peer = fixture.following(&states[0]).await;
+        until(Some(503)).await;
+
+        fixture.kernel.limit(1);
+        fixture.kernel.slow(Duration::from_secs(3));
+        peer.commit(1, 2, operations_between(&states[0], &states[1])).await;
+        assert_eq!(peer.ack().await.programmed, Revision(1));
+        assert_eq!(status().await, Some(503), "one port of two is programmed");
+        assert_eq!(peer.ack().await.programmed, Revision(2));
+        until(Some(200)).await;
+        fixture.stop().await;
+    });
 }
 
 #[test]
