@@ -28,6 +28,7 @@ use std::fmt;
 use anyhow::Result;
 use futures::{future::BoxFuture, stream::BoxStream};
 use proto::v1::DrainLevels;
+use tokio::time::Instant;
 
 use crate::FrontendAddress;
 
@@ -45,6 +46,9 @@ pub trait DrainStreams: fmt::Debug + Send + Sync + 'static {
 
     /// The known frontends.
     fn addresses(&self) -> Vec<FrontendAddress>;
+
+    /// When a frontend was last missing in the addresses that were found.
+    fn last_removed(&self) -> Option<Instant>;
 
     /// Resolves the addresses again.
     ///

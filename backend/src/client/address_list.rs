@@ -35,6 +35,8 @@ pub(super) struct AddressList {
     failed: HashMap<FrontendAddress, Instant>,
     /// The frontend of the last session. Others are preferred.
     last: Option<FrontendAddress>,
+    /// When an address was last removed.
+    last_removed: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -58,7 +60,7 @@ impl AddressList {
             failures: Repeated::default(),
         };
         let sources = sources.into_iter().map(resolved_source).collect();
-        Self { sources, failed: HashMap::new(), last: None }
+        Self { sources, failed: HashMap::new(), last: None, last_removed: None }
     }
 
     /// The sources to resolve before the next attempt, with their indices: those that were never resolved, or so long
@@ -82,6 +84,11 @@ impl AddressList {
         unresolved.map(|source| &source.source)
     }
 
+    /// When the last frontend has left the list: its clients may be on their way to another one.
+    pub(super) fn last_removed(&self) -> Option<Instant> {
+        self.last_removed
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.sources.iter().all(|source| source.addresses.is_empty())
     }
@@ -99,6 +106,9 @@ impl AddressList {
                 }
                 if *addresses != found {
                     debug!(%source, addresses = ?found, "resolved frontends");
+                    if addresses.iter().any(|address| !found.contains(address)) {
+                        self.last_removed = Some(Instant::now());
+                    }
                     *addresses = found;
                     let Self { sources, failed, .. } = self;
                     failed.retain(|address, _| sources.iter().any(|source| source.addresses.contains(address)));
@@ -203,6 +213,23 @@ mod tests {
             list.failed(&found);
         }
         assert_eq!(list.failed.len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn removal_of_an_address_is_remembered() {
+        let [a, b] = ["https://10.0.0.1:1", "https://10.0.0.2:1"].map(address);
+        let mut list = AddressList::new(dns_source());
+        for (found, is_removal) in [
+            (vec![a.clone()], false),
+            (vec![a.clone(), b.clone()], false),
+            (vec![b.clone()], true),
+            (vec![b], false),
+            (vec![a], true),
+        ] {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            list.resolved(0, Ok(found));
+            assert_eq!(list.last_removed() == Some(Instant::now()), is_removal);
+        }
     }
 
     #[tokio::test(start_paused = true)]

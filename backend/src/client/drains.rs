@@ -62,6 +62,10 @@ impl DrainStreams for NodeDrains {
         self.grpc.addresses().in_order()
     }
 
+    fn last_removed(&self) -> Option<Instant> {
+        self.grpc.addresses().last_removed()
+    }
+
     fn resolve(&self) -> BoxFuture<'static, Result<()>> {
         let grpc = self.grpc.clone();
         async move { grpc.resolve_again().await }.boxed()

@@ -45,6 +45,8 @@ pub(super) struct View {
     pub(super) resolved: Option<Instant>,
     /// Since when it cannot be resolved, and why.
     pub(super) resolve_failure: Option<(Instant, String)>,
+    /// When a frontend last left the list. Its nodes may be on their way to another one, which knows nothing of them.
+    pub(super) last_removed: Option<Instant>,
 }
 
 /// The last that one frontend has said.
@@ -225,8 +227,9 @@ impl Waiter {
         if view.resolved.is_none_or(|resolved| resolved < before(spoken_since)) && view.resolve_failure.is_none() {
             return Err(Pending { list_since: Some(before(spoken_since)), ..wait(together.at_deadline(), None) });
         }
-        let may_change = (together.unlisted > 0 && now < spoken_since + UNLISTED_TIMEOUT)
-            || (!is_complete && together.nodes_left && now < spoken_since + INCOMPLETE_TIMEOUT);
+        let has_lost_frontend = view.last_removed.is_some_and(|removed| now < removed + INCOMPLETE_TIMEOUT);
+        let has_left = has_lost_frontend || (together.nodes_left && now < spoken_since + INCOMPLETE_TIMEOUT);
+        let may_change = (together.unlisted > 0 && now < spoken_since + UNLISTED_TIMEOUT) || (!is_complete && has_left);
         if may_change {
             // Another frontend may have them by now.
             let seconds = Duration::from_secs((now - spoken_since).as_secs());

@@ -225,6 +225,7 @@ impl Following {
         }
 
         let known = streams.addresses();
+        self.view.last_removed = streams.last_removed();
         self.choose_own(streams.own(), &known);
         let asks_all = self.last_asking_all.is_some_and(|last| now < last + LINGER);
         let mut wanted: Vec<_> = if asks_all { known } else { Vec::new() };

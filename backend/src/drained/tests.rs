@@ -77,6 +77,7 @@ struct State {
     /// Those that were opened, in order.
     opened: Vec<String>,
     resolved: usize,
+    last_removed: Option<Instant>,
     /// Added when the addresses are resolved.
     unknown: Vec<(FrontendAddress, DrainLevels)>,
 }
@@ -95,6 +96,13 @@ impl Frontends {
         self.state.lock().unwrap().messages[&frontend(name)].send_replace(message);
     }
 
+    /// A frontend ends, and the addresses are resolved again.
+    fn remove(&self, name: &str) {
+        let mut state = self.state.lock().unwrap();
+        state.messages.remove(&frontend(name));
+        state.last_removed = Some(Instant::now());
+    }
+
     fn opened(&self) -> Vec<String> {
         self.state.lock().unwrap().opened.clone()
     }
@@ -107,6 +115,10 @@ impl DrainStreams for Frontends {
 
     fn addresses(&self) -> Vec<FrontendAddress> {
         self.state.lock().unwrap().messages.keys().cloned().collect()
+    }
+
+    fn last_removed(&self) -> Option<Instant> {
+        self.state.lock().unwrap().last_removed
     }
 
     fn resolve(&self) -> BoxFuture<'static, Result<()>> {
@@ -164,6 +176,20 @@ async fn frontend_that_was_added_is_found_before_the_answer() {
 
     frontends.set("one", Some(drained(&["a", "b"])));
     frontends.set("new", Some(drained(&["c"])));
+    assert_eq!(waiting.await.unwrap(), Drained::Yes { absent: 0, silent: Vec::new() });
+}
+
+#[tokio::test(start_paused = true)]
+async fn nodes_of_a_frontend_that_ends_are_waited_for_until_they_follow_another_one() {
+    let frontends = Frontends::new([("one", drained(&["a"])), ("two", message(&[], vec![level(DrainState::Behind)]))]);
+    let follower = Follower::new(frontends.clone());
+    let waiting = tokio::spawn(async move { follower.wait(pod(), Duration::from_secs(60)).await });
+    sleep(Duration::from_secs(20)).await;
+    frontends.remove("two");
+    sleep(Duration::from_secs(5)).await;
+    assert!(!waiting.is_finished());
+
+    frontends.set("one", Some(drained(&NODES)));
     assert_eq!(waiting.await.unwrap(), Drained::Yes { absent: 0, silent: Vec::new() });
 }
 

@@ -30,7 +30,7 @@ use proto::{
 use runtime::Shutdown;
 use tokio::{
     sync::{mpsc, watch},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use crate::{
@@ -70,6 +70,8 @@ struct NetworkInner {
     slow: BTreeMap<usize, u64>,
     /// Nodes whose next batch loses an operation.
     lossy: BTreeSet<usize>,
+    /// When a frontend last ended.
+    last_removed: Option<Instant>,
     /// The frontend of each node's last session, and its connection.
     sessions: BTreeMap<usize, (usize, u64)>,
 }
@@ -114,13 +116,19 @@ impl Network {
             gap: 0,
             slow: BTreeMap::new(),
             lossy: BTreeSet::new(),
+            last_removed: None,
             sessions: BTreeMap::new(),
         };
         Self(Arc::new(NetworkState { trace, inner: Mutex::new(inner), changed: watch::Sender::new(0) }))
     }
 
     pub(crate) fn listen(&self, frontend: usize, listening: Option<Listening>) {
-        self.lock().frontends[frontend] = listening;
+        let mut inner = self.lock();
+        if listening.is_none() {
+            inner.last_removed = Some(Instant::now());
+        }
+        inner.frontends[frontend] = listening;
+        drop(inner);
         self.changed();
     }
 
@@ -362,6 +370,10 @@ impl DrainStreams for NodeDrains {
         let inner = self.network.lock();
         let listening = inner.frontends.iter().enumerate().filter(|(_, listening)| listening.is_some());
         listening.map(|(frontend, _)| frontend_address(frontend)).collect()
+    }
+
+    fn last_removed(&self) -> Option<Instant> {
+        self.network.lock().last_removed
     }
 
     fn resolve(&self) -> BoxFuture<'static, Result<()>> {

@@ -11,7 +11,7 @@ fn view(now: Instant, frontends: Vec<(&str, Option<DrainLevels>)>) -> View {
         None => Latest::Failing { error: "connection refused".to_owned(), since: now },
     };
     let frontends = frontends.into_iter().map(|(name, message)| (frontend(name), latest(message))).collect();
-    View { own, frontends, resolved: Some(now), resolve_failure: None }
+    View { own, frontends, resolved: Some(now), ..View::default() }
 }
 
 /// What a waiter of 120 s learns while frontends say the same, and after how many seconds. Addresses are resolved again
@@ -152,6 +152,37 @@ fn silent_frontend_delays_the_answer_less_if_others_speak_for_all_nodes() {
     assert_eq!(outcome(vec![("own", Some(drained(&["a", "b"]))), new]), (yes(1, text), 10));
     let empty = DrainLevels { cluster: set(&[]), programmed: set(&[]), ..drained(&[]) };
     assert_eq!(outcome(vec![("own", Some(empty))]), (yes(0, &["own: knows no node"]), 10));
+}
+
+/// A frontend that ends leaves the list at once, and its nodes are connected to no other one yet.
+#[test]
+fn nodes_of_a_frontend_that_has_left_the_list_are_waited_for() {
+    let begun = Instant::now();
+    let decide = |own: DrainLevels, removed| {
+        let mut view = view(begun, vec![("own", Some(own))]);
+        view.last_removed = removed;
+        Waiter::new(pod(), begun + Duration::from_secs(120)).decide(&view, begun)
+    };
+    let Decision::Wait(wait) = decide(drained(&["a"]), Some(begun)) else { panic!("two nodes are on their way") };
+    assert_eq!(wait.until, begun + Duration::from_secs(1), "it is asked again whether there are other frontends");
+    assert_eq!(decide(drained(&NODES), Some(begun)), Decision::Done(yes(0, &[])));
+    let long_ago = begun.checked_sub(Duration::from_secs(10));
+    assert_eq!(decide(drained(&["a"]), long_ago), Decision::Done(yes(2, &[])));
+}
+
+/// Its Service was deleted, or selects it no more.
+#[test]
+fn pod_that_is_gone_before_it_is_drained_is_waited_for() {
+    let begun = Instant::now();
+    let later = begun + Duration::from_secs(50);
+    let mut waiter = Waiter::new(pod(), begun + Duration::from_secs(120));
+    let mut decide =
+        |level: DrainLevel, now| waiter.decide(&view(now, vec![("own", Some(message(&NODES, vec![level])))]), now);
+    let gone = |state| DrainLevel { gone: true, ..level(state) };
+    assert!(matches!(decide(level(DrainState::InUse), begun), Decision::Wait(_)));
+    let Decision::Wait(wait) = decide(gone(DrainState::Behind), later) else { panic!("nodes are behind") };
+    assert_eq!(wait.until, begun + Duration::from_secs(120));
+    assert_eq!(decide(gone(DrainState::Drained), later), Decision::Done(yes(0, &[])));
 }
 
 #[test]
