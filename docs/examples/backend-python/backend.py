@@ -17,6 +17,7 @@ PROTO, SERVICE = grpc.protos_and_services("fairlead/v1/fairlead.proto")
 
 POOL_OF = {PROTO.TRAFFIC_POLICY_LOCAL: PROTO.POOL_CLASS_LOCAL}
 PROTOCOLS = {PROTO.PROTOCOL_TCP: "", PROTO.PROTOCOL_UDP: " udp"}
+LEVELS = {PROTO.DRAIN_STATE_IN_USE: "in use", PROTO.DRAIN_STATE_BEHIND: "behind", PROTO.DRAIN_STATE_DRAINED: "drained"}
 
 
 class State:
@@ -203,17 +204,51 @@ def ack(ports, revision):
     return PROTO.ClientMessage(ack=PROTO.Ack(received=revision, programmed=revision, failures=failures))
 
 
+def follow_drains(args, options):
+    """Prints how far the pods of this node are drained, as it changes ("Drains" in docs/protocol.md). A backend would
+    open the stream while a preStop hook waits, and follow all frontends: each speaks for the nodes that follow it."""
+    levels, delay = {}, 0.2
+    while True:
+        try:
+            with grpc.insecure_channel(args.frontend, options) as channel:
+                for message in SERVICE.FairleadStub(channel).Drains(PROTO.DrainsRequest(node=args.node)):
+                    before, levels, delay = levels, levels_by_address(message), 0.2
+                    for address in sorted({*before, *levels}, key=str):
+                        text = levels.get(address, "unknown")
+                        if text != before.get(address):
+                            print(f"pod {address}: {text}", flush=True)
+        except grpc.RpcError as error:
+            print(f"stream of Drains ended: {error.details()}", flush=True)
+        time.sleep(random.uniform(delay / 2, delay))  # rule 12: more streams than one a second are refused
+        delay = min(2 * delay, 4)
+
+
+def levels_by_address(message):
+    """The level of each address: of several pods there, that of the one which is furthest from drained."""
+    of_pods = {}
+    for level in message.levels:
+        state = level.state if level.state in LEVELS else PROTO.DRAIN_STATE_IN_USE  # a newer one is not drained either
+        of_pods.setdefault(ipaddress.ip_address(level.address), []).append((state, [*level.behind]))
+    worst = {address: min(levels) for address, levels in of_pods.items()}
+    return {address: " ".join([LEVELS[state], *behind]) for address, (state, behind) in worst.items()}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--frontend", required=True, help="unix:/PATH or HOST:PORT")
     parser.add_argument("--node", required=True, help="name of the Node object")
     parser.add_argument("--config", required=True, help="file that nginx includes within stream { }")
     parser.add_argument("--reload", required=True, help="shell command that reloads nginx")
+    parser.add_argument("--drains", action="store_true", help="print how far the pods of the node are drained")
     args = parser.parse_args()
     # By default gRPC sends the path of a unix socket as the authority, which HTTP/2 does not allow, and channels share
     # connections.
     options = [("grpc.default_authority", "frontend"), ("grpc.use_local_subchannel_pool", 1)]
     options.append(("grpc.max_receive_message_length", 1 << 21))
+    if args.drains:
+        # A stream without messages for long is checked with pings.
+        pings = [("grpc.keepalive_time_ms", 10_000), ("grpc.http2.max_pings_without_data", 0)]
+        threading.Thread(target=follow_drains, args=(args, [*options, *pings]), daemon=True).start()
     state, committed, lost = State(), (0, 0), time.monotonic()
     while True:  # rule 10
         with grpc.insecure_channel(args.frontend, options) as channel:

@@ -107,6 +107,7 @@ impl<'a> ScriptedFrontend<'a> {
     pub(crate) async fn run(mut self, scenario: &Scenario) -> Outcome {
         // A client that is not restarted between scenarios may have opened streams in the meantime.
         while self.server.try_accept().is_some() {}
+        while self.server.try_accept_drains().is_some() {}
         let outcome = (scenario.run)(&mut self).await;
         let observed = outcome.map_err(|deviation| match self.backend.exit_status() {
             Some(exit) => deviation.append(format_args!("; {exit}")),

@@ -11,6 +11,7 @@
 //! under test, this crate shares only the `proto` crate with it.
 
 mod backend_process;
+mod drains;
 mod frontend;
 mod report;
 mod samples;

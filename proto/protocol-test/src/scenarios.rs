@@ -2,6 +2,7 @@
 
 mod commit;
 mod digest;
+mod drains;
 mod reconnect;
 mod resume;
 mod start;
@@ -72,6 +73,10 @@ scenarios! {
         "A snapshot may be sent again on an open stream."
     "ack-after-kernel", "drains", commit::acks_what_is_programmed:
         "What an Ack says is programmed is in the kernel: pods that end rely on it. Needs --state-command."
+    "drain-levels", "drains", drains::levels:
+        "A client that follows Drains does so for its own node, with one stream at a time, takes a state that it does \
+         not know for one in use, and opens the stream again within the limit of rule 12. Optional: for clients on whose \
+         node something waits for a pod."
     "bookmark", "rule-7", digest::bookmark:
         "A bookmark is acked like a commit, and the next difference starts from its revision."
     "wrong-base", "rule-5", digest::wrong_base:

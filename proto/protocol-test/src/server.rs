@@ -19,6 +19,8 @@ use tokio::{
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream, UnixListenerStream};
 use tonic::{Request, Response, Status, Streaming, transport::Server as Transport};
 
+use crate::drains::{DrainsService, DrainsStream};
+
 /// The number of messages that wait for a client to read them.
 const QUEUE: usize = 16;
 
@@ -28,6 +30,7 @@ pub struct Server {
     /// The address that clients connect to.
     address: String,
     streams: mpsc::UnboundedReceiver<ClientStream>,
+    drains: mpsc::UnboundedReceiver<DrainsStream>,
     _serving: JoinSet<()>,
 }
 
@@ -51,8 +54,9 @@ impl Server {
     /// If the address cannot be bound.
     pub async fn listen(address: &str) -> Result<Self> {
         let (sender, streams) = mpsc::unbounded_channel();
-        let service = FairleadServer::new(WatchService(sender)).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let router = Transport::builder().add_service(service);
+        let watch = FairleadServer::new(WatchService(sender)).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let (sender, drains) = mpsc::unbounded_channel();
+        let router = Transport::builder().add_service(DrainsService::new(watch, sender));
         let mut serving = JoinSet::new();
         let address = match address.strip_prefix("unix:") {
             Some(path) => {
@@ -70,7 +74,7 @@ impl Server {
                 address.to_string()
             }
         };
-        Ok(Self { address, streams, _serving: serving })
+        Ok(Self { address, streams, drains, _serving: serving })
     }
 
     /// The address that clients connect to.
@@ -87,6 +91,16 @@ impl Server {
     /// A stream that is open but not accepted yet.
     pub(crate) fn try_accept(&mut self) -> Option<ClientStream> {
         self.streams.try_recv().ok()
+    }
+
+    /// Waits for the next stream of `Drains`.
+    pub(crate) async fn accept_drains(&mut self) -> Option<DrainsStream> {
+        self.drains.recv().await
+    }
+
+    /// A stream of `Drains` that is open but not accepted yet.
+    pub(crate) fn try_accept_drains(&mut self) -> Option<DrainsStream> {
+        self.drains.try_recv().ok()
     }
 }
 

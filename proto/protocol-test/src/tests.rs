@@ -28,6 +28,11 @@ const FAULTS: &[(Fault, &str, &str)] = &[
     (Fault::CommitsFirstTarget, "waiting", "acked revision 1000, but 1002 was sent"),
     (Fault::AcksEachBatch, "several-batches", "sent an Ack of revision 1001 before the batch with commit"),
     (Fault::AcksBeforeKernel, "ack-after-kernel", "which is in the committed state"),
+    (Fault::DrainsOfOtherNode, "drain-levels", "called Drains for node \"other\" instead of \"test-node\""),
+    (Fault::SecondDrains, "drain-levels", "called Drains a second time while the first stream was open"),
+    (Fault::RejectsUnknownStates, "drain-levels", "ended the stream of Drains after a level with state 99"),
+    (Fault::RepeatsDrainsAtOnce, "drain-levels", "the limit is 8 at once, then 1 per second"),
+    (Fault::NeverRepeatsDrains, "drain-levels", "did not call Drains again within 8s after an error"),
     (Fault::KeepsUncommitted, "uncommitted", "but that of the committed state is"),
     (Fault::ForgetsPools, "deltas", "(after put_service_port of an existing service port)"),
     (Fault::AddsFirst, "deltas", "(after change_pool that removes and adds an endpoint)"),
@@ -137,7 +142,7 @@ async fn a_client_that_acks_before_it_has_programmed_passes() {
 
 #[tokio::test]
 async fn unsupported_optional_parts_are_skipped() {
-    let names = ["digest-request", "repair", "resume", "source-version"];
+    let names = ["digest-request", "repair", "resume", "source-version", "drain-levels"];
     for result in run_scenarios(Fault::Minimal, &names).await {
         assert_eq!(result.verdict, Verdict::Skip, "{}: {}", result.scenario, result.observed);
     }

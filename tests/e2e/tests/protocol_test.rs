@@ -61,7 +61,7 @@ fn nftables_backend_passes() {
         command.args(["--conntrack-max-per-core", "0", "--state-dir"]).arg(directory.join("state"));
         command
     });
-    assert_eq!(skipped, ["ack-after-kernel"]);
+    assert_eq!(skipped, ["ack-after-kernel", "drain-levels"]);
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn rust_example_passes() {
         command.args(["{node}", "{address}"]).arg(directory.join("state"));
         command
     });
-    assert_eq!(skipped, ["ack-after-kernel"]);
+    assert_eq!(skipped, ["ack-after-kernel", "drain-levels"]);
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn python_example_passes_and_programs_what_was_committed() {
     let skipped = run_scenarios(&["--state-command", &programmed], |directory| {
         let mut command = Command::new(&python);
         command.arg(top().join("docs/examples/backend-python/backend.py"));
-        command.args(["--frontend", "{address}", "--node", "{node}", "--reload", "true", "--config"]);
+        command.args(["--frontend", "{address}", "--node", "{node}", "--reload", "true", "--drains", "--config"]);
         command.arg(directory.join("stream.conf"));
         command
     });

@@ -9,6 +9,7 @@ use proto::{
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{MAX_BACKOFF, Outcome, ScriptedFrontend, violation};
+use crate::drains::DrainsStream;
 
 /// Tolerance for `apply_micros`, which must not exceed the time between commit and Ack.
 const APPLY_TIME_TOLERANCE: Duration = Duration::from_secs(1);
@@ -44,6 +45,17 @@ impl ScriptedFrontend<'_> {
         };
         self.check_hello(&hello)?;
         Ok((hello, opened))
+    }
+
+    /// Waits for a stream of `Drains`; `None` after a timeout.
+    pub(crate) async fn expect_drains(&mut self, within: Duration) -> Outcome<Option<DrainsStream>> {
+        match timeout(within, self.server.accept_drains()).await {
+            Ok(Some(stream)) if stream.node != *self.node => {
+                violation(format!("called Drains for node {:?} instead of {:?}", stream.node, self.node))
+            }
+            Ok(stream) => Ok(stream),
+            Err(_) => Ok(None),
+        }
     }
 
     fn check_hello(&mut self, hello: &Hello) -> Outcome<()> {

@@ -11,7 +11,7 @@ use proto::{
         ServicePortFailure, ServicePortKey, SourceVersion, SyncMode,
     },
     state::NodeState,
-    v1,
+    v1::{self, fairlead_client::FairleadClient},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -87,6 +87,11 @@ pub(super) enum Fault {
     ReconnectsAtOnce,
     ReconnectsInStep,
     EndsStreamEarly,
+    DrainsOfOtherNode,
+    SecondDrains,
+    RejectsUnknownStates,
+    RepeatsDrainsAtOnce,
+    NeverRepeatsDrains,
 }
 
 struct Client {
@@ -109,8 +114,45 @@ struct Client {
 
 type ClientSender = mpsc::UnboundedSender<v1::ClientMessage>;
 
-/// Connects to the server again and again.
+/// Follows the state of the node, and how far its pods are drained.
 pub(super) async fn run(address: String, fault: Fault, state_file: PathBuf) {
+    let follows_drains = fault != Fault::Minimal;
+    tokio::join!(follow_again(&address, fault, state_file), async {
+        if follows_drains {
+            follow_drains(&address, fault).await;
+        }
+    });
+}
+
+async fn follow_drains(address: &str, fault: Fault) {
+    loop {
+        // The server may not listen yet.
+        let _ = drains_once(address, fault).await;
+        match fault {
+            Fault::NeverRepeatsDrains => return,
+            Fault::RepeatsDrainsAtOnce => {}
+            _ => sleep(BACKOFF).await,
+        }
+    }
+}
+
+async fn drains_once(address: &str, fault: Fault) -> Option<()> {
+    let node = if fault == Fault::DrainsOfOtherNode { "other" } else { NODE };
+    let request = v1::DrainsRequest { node: node.to_owned() };
+    let mut client = FairleadClient::connect(format!("http://{address}")).await.ok()?;
+    let mut levels = client.drains(request.clone()).await.ok()?.into_inner();
+    let _second = if fault == Fault::SecondDrains { Some(client.drains(request).await.ok()?) } else { None };
+    while let Some(message) = levels.message().await.ok()? {
+        let is_unknown = |level: &v1::DrainLevel| v1::DrainState::try_from(level.state).is_err();
+        if fault == Fault::RejectsUnknownStates && message.levels.iter().any(is_unknown) {
+            return None;
+        }
+    }
+    Some(())
+}
+
+/// Connects to the server again and again.
+async fn follow_again(address: &str, fault: Fault, state_file: PathBuf) {
     let mut client = Client {
         fault,
         state: samples::state(NODE, &[]),
@@ -125,7 +167,7 @@ pub(super) async fn run(address: String, fault: Fault, state_file: PathBuf) {
         state_file,
     };
     loop {
-        client.follow(&address).await;
+        client.follow(address).await;
         client.base = None;
         if fault != Fault::KeepsUncommitted {
             client.staged.clear();
