@@ -116,6 +116,8 @@ impl EndingPod {
         for (status, is_waited_for) in self.lacking(fleet, since) {
             if !is_waited_for {
                 drain.given_up.insert(&status.node);
+            } else if drain.behind.contains(&&status.node) {
+                // It is behind, and reports failures.
             } else if drain.behind.len() < MAX_LISTED {
                 drain.behind.push(&status.node);
             } else {

@@ -248,6 +248,11 @@ async fn node_that_could_not_program_the_service_is_behind() {
         ServicePortFailure { key, reason: "EINVAL".to_owned(), retryable: true, kind }
     };
     fixture.update(pods(&[-1, 2])).await;
+    // For two reasons, but it is one node.
+    client.ack_with(vec![failure("web", FailureKind::Program)]).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(level(&fixture).behind, ["node-0"]);
+
     client.commit().await;
     for (failures, is_behind) in [
         (vec![failure("web", FailureKind::Program)], true),
