@@ -1,9 +1,13 @@
-//! The example of a backend in Python, `docs/examples/backend-python`, follows a frontend and forwards connections with
-//! nginx.
+//! The example of a backend in Python, `docs/examples/backend-python`, follows a frontend, forwards connections with
+//! nginx, and prints how far pods are drained.
 
 use std::{fs, net::SocketAddr, path::Path, process::Command, time::Duration};
 
-use e2e::{Cluster, Netns, Process, Protocol, eventually, fairlead, manifests::Service, plan, tools};
+use e2e::{
+    Cluster, Netns, Process, Protocol, eventually, fairlead,
+    manifests::{Endpoint, EndpointState, Service},
+    plan, tools,
+};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const PORT: u16 = 80;
@@ -37,7 +41,10 @@ fn python_backend_forwards_through_nginx() {
     let vip = plan::cluster_ip(1);
     vip.both().iter().for_each(|ip| node.netns.add_address(*ip, "lo", ""));
     let manifests = cluster.manifests(&directory.path().join("manifests"));
-    let web = |pod: &str| Service::new("web").cluster_ip(vip).port_all(PORT, 8080).pods([cluster.pod(pod)]);
+    // Without SCTP: pods wait a minute for a node that cannot program their Services.
+    let service =
+        || Service::new("web").cluster_ip(vip).port(Protocol::Tcp, PORT, 8080).port(Protocol::Udp, PORT, 8080);
+    let web = |pod: &str| service().pods([cluster.pod(pod)]);
     manifests.apply(&web("pod-a-1"));
 
     let address = format!("unix:{}", directory.path().join("frontend.sock").display());
@@ -53,10 +60,10 @@ fn python_backend_forwards_through_nginx() {
     let (_nginx, reload) = nginx(&node.netns, directory.path());
     let mut command = Command::new(tools::installed("python/bin/python"));
     command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/examples/backend-python/backend.py"));
-    command.args(["--node", "node-a", "--frontend", &address, "--reload", &reload, "--config"]);
+    command.args(["--node", "node-a", "--frontend", &address, "--drains", "--reload", &reload, "--config"]);
     command.arg(directory.path().join("stream.conf"));
     let backend = Process::spawn(&node.netns, command, &directory.path().join("backend.log"));
-    backend.wait_for_line("programmed 3 service ports", 0, TIMEOUT);
+    backend.wait_for_line("programmed 2 service ports", 0, TIMEOUT);
 
     let answers = |pod: &str| {
         for address in [SocketAddr::new(vip.v4.into(), PORT), SocketAddr::new(vip.v6.into(), PORT)] {
@@ -71,10 +78,20 @@ fn python_backend_forwards_through_nginx() {
             }
         }
     };
+    let level_is = |level: &str, mark| {
+        for address in cluster.pod("pod-a-1").address.both() {
+            backend.wait_for_line(&format!("pod {address}: {level}"), mark, TIMEOUT);
+        }
+    };
     answers("pod-a-1");
+    level_is("in use", 0);
+
+    // The node is the only one, so that its Ack is what the pod waits for.
     let mark = backend.mark();
-    manifests.apply(&web("pod-a-2"));
+    let ending = Endpoint::of(cluster.pod("pod-a-1")).state(EndpointState::Draining);
+    manifests.apply(&service().endpoints([ending, Endpoint::of(cluster.pod("pod-a-2"))]));
     backend.wait_for_line("programmed", mark, TIMEOUT);
+    level_is("drained", mark);
     answers("pod-a-2");
 
     // After a restart of the frontend the backend continues from its state and writes nothing.
@@ -87,4 +104,5 @@ fn python_backend_forwards_through_nginx() {
     backend.wait_for_line("programmed", mark, TIMEOUT);
     assert_eq!(backend.lines_since(mark).iter().filter(|line| line.contains("programmed")).count(), 1);
     answers("pod-a-1");
+    level_is("in use", mark);
 }
