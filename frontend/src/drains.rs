@@ -62,7 +62,7 @@ pub(crate) enum PodKey {
 /// A pod of which an entry ends, or that was removed from its slices a short time ago.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EndingPod {
-    /// Of both families.
+    /// One of each family.
     pub(crate) addresses: BTreeSet<IpAddr>,
     /// The Services that list an address, or have listed one since the pod ends.
     pub(crate) services: BTreeSet<ObjectName>,
@@ -305,8 +305,14 @@ impl EndingPod {
         }
     }
 
-    /// Adds an entry that is one of the pod.
+    /// Adds an entry that is one of the pod. A pod has one address of each family, so entries that name it at others do
+    /// not count: a tenant can write as many as it wants.
     fn add(&mut self, entry: &PodEntry) {
+        let is_same_family = |address: &IpAddr| address.is_ipv4() == entry.address.is_ipv4();
+        if self.addresses.iter().any(|address| is_same_family(address) && *address != entry.address) {
+            return;
+        }
+
         self.addresses.insert(entry.address);
         self.services.insert(entry.service.clone());
         self.nodes.extend(entry.node.clone());

@@ -10,7 +10,7 @@ use crate::{
     Config,
     context::FrontendContext,
     object::{ClusterObject, ObjectKind, SliceEndpoint, SourceUpdate, VersionProgress},
-    testing::{endpoint, initial, ip, put, service, slice},
+    testing::{endpoint, initial, ip, put, service, slice, take_steps},
 };
 
 mod cost;
@@ -182,4 +182,48 @@ fn namespace_with_many_pods_on_a_node_gives_way() {
         let address = ip(&format!("10.0.0.{own}"));
         assert!(levels.iter().any(|(at, ..)| *at == address), "pod {own} has no level");
     }
+}
+
+/// The attack: a tenant's pod ends, and entries in many slices name it, each with another address and the name of
+/// another one's node.
+#[test]
+fn pod_with_many_addresses_has_one_of_each_family() {
+    let context = context();
+    let evil = Some(PodId::new("evil", "evil-0", Some("0f0e0d0c-0000-0000-0000-000000000003")));
+    for number in 0..20_u8 {
+        let ends = |last: u8| SliceEndpoint {
+            terminating: true,
+            pod: evil,
+            ..endpoint(&format!("10.{number}.3.{last}"), NODE)
+        };
+        let mut many = slice(&format!("evil-{number}"), &format!("evil-{number}"), (0..=255).map(ends).collect());
+        many.name.namespace = "evil".into();
+        apply(&context, put(many));
+    }
+    commit(&context);
+
+    assert_eq!(levels(&context).len(), 1 + 3, "one of the tenant's pod, and those of the others");
+}
+
+/// The attack: a tenant changes its own entries all the time, beside pods of others that end.
+#[test]
+fn changes_of_others_cost_the_same_beside_pods_that_end() {
+    let changes_cost = |ending: u8| {
+        let context = context();
+        for number in 0..ending {
+            let ends =
+                |last: u8| SliceEndpoint { terminating: true, ..endpoint(&format!("10.1.{number}.{last}"), NODE) };
+            apply(&context, put(slice(&format!("e-{number}"), "web", (0..=255).map(ends).collect())));
+        }
+        commit(&context);
+
+        take_steps();
+        for pod in 10..20 {
+            apply(&context, pods("z", "other", &[pod]));
+            commit(&context);
+        }
+        take_steps()
+    };
+
+    assert_eq!(changes_cost(40), changes_cost(0), "beside 10,240 pods that end");
 }
