@@ -13,10 +13,10 @@ use proto::{
 };
 use runtime::Shutdown;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::watch,
     time::{Instant, sleep},
 };
-use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tokio_stream::{Stream, StreamExt as _, wrappers::WatchStream};
 use tonic::Status;
 
 use super::require_ready;
@@ -32,7 +32,8 @@ const MIN_PAUSE: Duration = Duration::from_millis(10);
 const IDLE_PAUSE: Duration = Duration::from_secs(1);
 
 /// The messages for a node, until another stream for the same node starts, or the shutdown. `held` is dropped
-/// when they end.
+/// when they end. Only the newest one waits for a client that does not read, because each one says everything; it does
+/// not keep the stream from ending, and is dropped then.
 pub(crate) fn drains(
     context: Arc<FrontendContext>,
     node: Arc<str>,
@@ -40,27 +41,27 @@ pub(crate) fn drains(
     shutdown: Shutdown,
 ) -> Result<impl Stream<Item = v1::DrainLevels>, Status> {
     require_ready(&context.cluster)?;
-    let (sender, receiver) = mpsc::channel(1);
+    let (sender, receiver) = watch::channel(None);
     tokio::spawn(async move {
         let _held = held;
         follow(&context, &node, &sender, shutdown).await;
+        sender.send_replace(None);
         drop(sender);
         context.cluster.ending_pods().unfollow(&node);
     });
-    Ok(ReceiverStream::new(receiver))
+    Ok(WatchStream::from_changes(receiver).map_while(|message| message))
 }
 
 async fn follow(
     context: &FrontendContext,
     node: &Arc<str>,
-    messages: &mpsc::Sender<v1::DrainLevels>,
+    messages: &watch::Sender<Option<v1::DrainLevels>>,
     mut shutdown: Shutdown,
 ) {
     let mut changes = context.cluster.ending_pods().follow(node);
     let mut programmed = context.streams.programmed();
     let mut seen: Option<NodeChange> = None;
     let mut listed = Vec::new();
-    let mut last = None;
     let age = context.config.max_stream_age.map(jittered);
     let too_old = runtime::sleep_until(age.map(|age| Instant::now() + age));
     tokio::pin!(too_old);
@@ -73,12 +74,11 @@ async fn follow(
         seen = Some(change);
 
         let (message, waits_for) = look(context, node, &listed);
-        if last.as_ref() != Some(&message) {
-            last = Some(message.clone());
-            if messages.send(message).await.is_err() {
-                return;
-            }
-        }
+        messages.send_if_modified(|last| {
+            let has_changed = last.as_ref() != Some(&message);
+            *last = Some(message);
+            has_changed
+        });
 
         sleep(MIN_PAUSE).await;
         tokio::select! {
@@ -108,4 +108,41 @@ async fn reached(programmed: &mut watch::Receiver<Option<Revision>>, revision: O
     let Some(revision) = revision else { return std::future::pending().await };
     // Fails only after the streams have been dropped.
     let _ = programmed.wait_for(|current| current.is_none_or(|current| current >= revision)).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Config,
+        testing::{endpoint, initial, put, service, slice},
+    };
+
+    /// The attack: a backend opens streams and does not read them.
+    #[tokio::test(start_paused = true)]
+    async fn stream_that_is_not_read_ends_with_the_next_one() {
+        let context = Arc::new(FrontendContext::new(Config::default()));
+        let update = |update| context.cluster.index().apply(update);
+        initial([service("web", "10.96.0.1").into()]).into_iter().for_each(update);
+        let commit = || {
+            let commit = context.cluster.commit(|_| ()).unwrap();
+            context.cluster.publish(commit.revision, commit.kind_versions);
+        };
+        commit();
+        let held = Arc::new(());
+        let (_trigger, shutdown) = Shutdown::channel();
+        let mut unread = drains(context.clone(), "node-9".into(), held.clone(), shutdown.clone()).unwrap();
+        for pod in 1..5 {
+            update(put(slice("x", "web", vec![endpoint(&format!("10.0.0.{pod}"), "node-9")])));
+            commit();
+            sleep(IDLE_PAUSE * 2).await;
+        }
+        assert_eq!(Arc::strong_count(&held), 2);
+
+        let mut next = drains(context.clone(), "node-9".into(), (), shutdown).unwrap();
+        assert!(next.next().await.is_some());
+        sleep(IDLE_PAUSE).await;
+        assert_eq!(Arc::strong_count(&held), 1, "the task of the first one has ended");
+        assert_eq!(unread.next().await, None, "and keeps no message");
+    }
 }
