@@ -245,13 +245,14 @@ fn churns(cluster: &Cluster) -> [Churn; 2] {
 
 #[track_caller]
 fn wait(churns: &[Churn]) {
-    churns.iter().for_each(|churn| assert!(churn.wait_attempts(ATTEMPTS, TIMEOUT)));
+    Churn::wait_for_attempts(churns, ATTEMPTS, TIMEOUT);
 }
 
 #[track_caller]
 fn assert_clean(streams: Vec<Stream>) {
+    // The connections continue.
+    Stream::wait_for_echoes(&streams, 3, TIMEOUT);
     for stream in streams {
-        assert!(stream.wait_echoes(3, TIMEOUT), "the connection continues: {:?}", stream.report());
         let report = stream.finish();
         assert!(report.is_clean(), "{report:?}");
     }

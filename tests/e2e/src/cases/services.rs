@@ -11,6 +11,7 @@ use crate::{
     manifests::Service,
     plan::{self, DualStack, IpFamily},
     server::Server,
+    traffic::{Churn, Stream},
     wire::Protocol,
 };
 
@@ -268,9 +269,7 @@ pub fn ports_are_renamed(backend: Backend) {
                 }
             }
         });
-        churns.iter().for_each(|churn| {
-            assert!(churn.wait_attempts(ATTEMPTS, TIMEOUT), "{:?}", churn.report());
-        });
+        Churn::wait_for_attempts(&churns, ATTEMPTS, TIMEOUT);
         assert_answers(&client, vips, &["pod-a-1"]);
     }
     for churn in churns {
@@ -305,8 +304,9 @@ pub fn recreated_service_keeps_old_connections(backend: Backend) {
     deployment.apply(&new);
     assert_answers(&client, addresses(2), &["pod-a-1"]);
     assert_closed(&client, addresses(1));
+    // The connections continue.
+    Stream::wait_for_echoes(&streams, 3, TIMEOUT);
     for stream in streams {
-        assert!(stream.wait_echoes(3, TIMEOUT), "the connection continues: {:?}", stream.report());
         let report = stream.finish();
         assert!(report.is_clean(), "{report:?}");
     }

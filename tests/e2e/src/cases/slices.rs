@@ -10,6 +10,7 @@ use crate::{
     deployment::{Backend, Deployment, TIMEOUT},
     manifests::{Endpoint, EndpointState, Service},
     plan::{self, IpFamily},
+    traffic::Churn,
     wire::Protocol,
 };
 
@@ -37,7 +38,7 @@ pub fn endpoints_of_all_slices_are_used(backend: Backend) {
     let moves: [&[&[&Endpoint]]; 4] = [&[&[&a1], &[&a1]], &[&[], &[&a1]], &[&[&a1], &[]], &[&[], &[], &[&a1]]];
     for slices in moves {
         apply(slices);
-        churns.iter().for_each(|churn| assert!(churn.wait_attempts(ATTEMPTS, TIMEOUT)));
+        Churn::wait_for_attempts(&churns, ATTEMPTS, TIMEOUT);
     }
     for churn in churns {
         let report = churn.finish();

@@ -13,6 +13,7 @@ use crate::{
     deployment::{Backend, Deployment, TIMEOUT},
     manifests::Service,
     plan::{self, DualStack, IpFamily},
+    traffic::Churn,
     wire::Protocol,
 };
 
@@ -153,7 +154,7 @@ pub fn range_changes_apply_at_once(backend: Backend) {
         deployment.apply(&changed);
         let [answered, dropped] = expected;
         assert_answered(&deployment, answered.iter().copied(), dropped.iter().copied());
-        churns.iter().for_each(|churn| assert!(churn.wait_attempts(ATTEMPTS, TIMEOUT)));
+        Churn::wait_for_attempts(churns, ATTEMPTS, TIMEOUT);
     }
     for churn in churns {
         assert_eq!(churn.report().failures, []);

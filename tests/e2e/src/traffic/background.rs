@@ -30,8 +30,8 @@ impl BackgroundTraffic {
     /// Waits until each churn has made `attempts` more requests, and each stream has echoed some more messages.
     #[track_caller]
     pub fn wait(&self, attempts: u64, deadline: Duration) {
-        self.churns.iter().for_each(|churn| assert!(churn.wait_attempts(attempts, deadline), "{:?}", churn.report()));
-        self.streams.iter().for_each(|stream| assert!(stream.wait_echoes(ECHOES, deadline), "{:?}", stream.report()));
+        Churn::wait_for_attempts(&self.churns, attempts, deadline);
+        Stream::wait_for_echoes(&self.streams, ECHOES, deadline);
     }
 
     /// Stops it, and checks that no connection was lost and no long-lived one moved to another endpoint.

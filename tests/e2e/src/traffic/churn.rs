@@ -52,6 +52,20 @@ impl Churn {
         self.wait_until(deadline, |report| report.attempts >= wanted)
     }
 
+    /// As [`Self::wait_attempts`] for each of these, of which the requests are counted from the same moment on: one
+    /// after the other, as many would take many times as long.
+    ///
+    /// # Panics
+    /// After the deadline.
+    #[track_caller]
+    pub fn wait_for_attempts(churns: &[Self], count: u64, deadline: Duration) {
+        let wanted: Vec<_> = churns.iter().map(|churn| churn.report().attempts + count).collect();
+        for (churn, wanted) in churns.iter().zip(wanted) {
+            let are_made = churn.wait_until(deadline, |report| report.attempts >= wanted);
+            assert!(are_made, "{:?}", churn.report());
+        }
+    }
+
     /// Waits until `pod` has answered one more request; `false` after the deadline.
     #[must_use]
     pub fn wait_pod(&self, pod: &str, deadline: Duration) -> bool {

@@ -62,6 +62,19 @@ impl Stream {
         let wanted = self.report().echoed + count;
         self.wait_until(deadline, |report| report.echoed >= wanted)
     }
+
+    /// As [`Self::wait_echoes`] for each of these, of which the messages are counted from the same moment on.
+    ///
+    /// # Panics
+    /// After the deadline, or if a connection has ended.
+    #[track_caller]
+    pub fn wait_for_echoes(streams: &[Self], count: u64, deadline: Duration) {
+        let wanted: Vec<_> = streams.iter().map(|stream| stream.report().echoed + count).collect();
+        for (stream, wanted) in streams.iter().zip(wanted) {
+            let are_echoed = stream.wait_until(deadline, |report| report.echoed >= wanted);
+            assert!(are_echoed, "{:?}", stream.report());
+        }
+    }
 }
 
 // === impl StreamReport ===
