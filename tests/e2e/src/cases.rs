@@ -110,6 +110,7 @@ macro_rules! conformance {
                 #[shared]
                 last_pod_is_not_drained,
                 kubelet_asks_for_a_pod_by_its_address,
+                #[rules]
                 kubelet_asks_at_the_port_of_health_checks,
                 hook_waits_for_the_next_backend,
             }

@@ -327,16 +327,19 @@ fn iptables_takes_over_from_nftables() {
 }
 
 #[test]
+#[ignore = "the same code as with iptables-nft: `make nightly` runs it"]
 fn iptables_legacy_change() {
     change(Backend::IptablesLegacy);
 }
 
 #[test]
+#[ignore = "the same code as with iptables-nft: `make nightly` runs it"]
 fn iptables_legacy_cold_start() {
     cold_start(Backend::IptablesLegacy);
 }
 
 #[test]
+#[ignore = "the same code as with iptables-nft: `make nightly` runs it"]
 fn iptables_legacy_cleanup() {
     clean(Backend::IptablesLegacy);
 }

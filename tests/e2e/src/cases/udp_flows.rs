@@ -78,8 +78,8 @@ pub fn flows_end_with_their_vip(backend: Backend) {
     deployment.apply(&internal);
     let (kept, lost): (Vec<_>, Vec<_>) = streams.into_iter().partition(|(what, _)| what.contains("cluster IP"));
     assert_unanswered(&lost);
+    wait_for_echoes(&kept, 3);
     for (what, stream) in &kept {
-        assert!(stream.wait_echoes(3, TIMEOUT), "{what}: {:?}", stream.report());
         assert!(stream.report().is_clean() || uml::is_guest(), "{what}: {:?}", stream.report());
     }
     deployment.delete(&internal);
@@ -156,9 +156,7 @@ pub fn live_flows_keep_their_endpoint(backend: Backend) {
         (format!("to {to}"), stream(&client, to))
     });
     wait_for(&others, "pod-b-1");
-    for (what, stream) in &streams {
-        assert!(stream.wait_echoes(1, TIMEOUT), "{what}: {:?}", stream.report());
-    }
+    wait_for_echoes(&streams, 1);
     let firsts = streams.iter().map(|(_, stream)| stream.report().pods).collect::<Vec<_>>();
 
     let steps = [
@@ -172,9 +170,7 @@ pub fn live_flows_keep_their_endpoint(backend: Backend) {
     for (web, other) in steps {
         deployment.manifests().apply(&other);
         deployment.apply(&web);
-        for (what, stream) in streams.iter().chain(&others) {
-            assert!(stream.wait_echoes(3, TIMEOUT), "{what}: {:?}", stream.report());
-        }
+        wait_for_echoes(streams.iter().chain(&others), 3);
     }
     let mut stayed = 0;
     for ((what, stream), first) in streams.into_iter().zip(firsts) {
@@ -205,8 +201,8 @@ pub fn flows_stay_while_their_endpoint_serves(backend: Backend) {
         deployment.apply(&service);
         // New flows go to the other one.
         wait_for(&streams(deployment.cluster()), "pod-a-1");
+        wait_for_echoes(&flows, 3);
         for (flow, stream) in &flows {
-            assert!(stream.wait_echoes(3, TIMEOUT), "{what}, {flow}: {:?}", stream.report());
             // A guest may need longer than the timeout of a message.
             let StreamReport { pods, resets, lost, .. } = &stream.report();
             let is_clean = pods.len() == 1 && *resets == 0 && (*lost == 0 || uml::is_guest());
@@ -311,8 +307,11 @@ fn wait_for(streams: &[(String, Stream)], pod: &str) {
     for (what, stream) in streams {
         let answered = |report: &StreamReport| report.pods.get(pod).is_some_and(|answers| *answers >= 3);
         assert!(stream.wait_until(TIMEOUT, answered), "{what}, waiting for {pod}: {:?}", stream.report());
-        let before = stream.report();
-        assert!(stream.wait_echoes(2, TIMEOUT), "{what}: {:?}", stream.report());
+    }
+
+    let befores: Vec<_> = streams.iter().map(|(_, stream)| stream.report()).collect();
+    wait_for_echoes(streams, 2);
+    for ((what, stream), before) in streams.iter().zip(befores) {
         let after = stream.report();
         assert!(
             after.pods.iter().all(|(name, answers)| name == pod || before.pods.get(name) == Some(answers)),
@@ -321,11 +320,22 @@ fn wait_for(streams: &[(String, Stream)], pod: &str) {
     }
 }
 
-/// Waits until three messages in a row were not answered.
+/// Waits until each of these has echoed so many more messages, which are counted from the same moment on.
+#[track_caller]
+fn wait_for_echoes<'a>(streams: impl IntoIterator<Item = &'a (String, Stream)>, count: u64) {
+    let streams: Vec<_> = streams.into_iter().collect();
+    let wanted: Vec<_> = streams.iter().map(|(_, stream)| stream.report().echoed + count).collect();
+    for ((what, stream), wanted) in streams.into_iter().zip(wanted) {
+        let are_echoed = stream.wait_until(TIMEOUT, |report| report.echoed >= wanted);
+        assert!(are_echoed, "{what}: {:?}", stream.report());
+    }
+}
+
+/// Waits until three messages in a row of each of these were not answered.
 #[track_caller]
 fn assert_unanswered(streams: &[(String, Stream)]) {
-    for (what, stream) in streams {
-        let mut first = stream.report();
+    let firsts: Vec<_> = streams.iter().map(|(_, stream)| stream.report()).collect();
+    for ((what, stream), mut first) in streams.iter().zip(firsts) {
         let unanswered = |report: &StreamReport| {
             if report.echoed > first.echoed {
                 first = report.clone();
