@@ -36,7 +36,7 @@ use crate::FrontendAddress;
 pub(crate) use self::metrics::DrainMetrics;
 pub use self::{
     follower::Follower,
-    http::{Drains, MAX_TIMEOUT},
+    http::{Drains, MAX_TIMEOUT, request_path},
 };
 
 /// The calls `Drains` of a node.

@@ -151,12 +151,6 @@ impl Drains {
 }
 
 impl Question {
-    /// The request that asks this, with the timeout in whole seconds, rounded up.
-    fn path(self) -> String {
-        let Self { address, timeout } = self;
-        format!("/drained?timeout={}s&address={address}", timeout.as_millis().div_ceil(1000))
-    }
-
     /// `query`: `timeout=20s` and `address=...`, which may be repeated, or be a list. A pod may name its addresses of
     /// both families; one of them must be the source, which is enough: frontends know the other one from
     /// EndpointSlices. An error says what is wrong.
@@ -193,6 +187,15 @@ impl Question {
             _ => Err("address: a pod has one, or one of each IP family".to_owned()),
         }
     }
+}
+
+/// The path of a request, with the timeout in whole seconds, rounded up. Without addresses it is that of the source.
+#[must_use]
+pub fn request_path(timeout: Duration, addresses: &[IpAddr]) -> String {
+    let seconds = timeout.as_millis().div_ceil(1000);
+    let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    let addresses = if addresses.is_empty() { String::new() } else { format!("&address={}", addresses.join(",")) };
+    format!("/drained?timeout={seconds}s{addresses}")
 }
 
 fn parse_timeout(value: &str) -> Result<Duration, String> {
@@ -239,11 +242,11 @@ fn described(drained: &Drained) -> Response<String> {
     }
 }
 
-/// Sends the client to the same port. Nobody listens there until the next process does, and the kernel keeps silent
-/// meanwhile, so that its attempts to connect wait for that one. The kubelet follows redirects to the same host.
+/// Sends the client to the same port. No process listens there until the next backend does, and the kernel keeps
+/// silent meanwhile, so that its attempts to connect wait for that one. The kubelet follows redirects to the same host.
 fn ask_again(question: Question) -> Response<String> {
     let mut response = text(StatusCode::FOUND, "this backend ends: ask the next one");
-    if let Ok(location) = HeaderValue::try_from(question.path()) {
+    if let Ok(location) = HeaderValue::try_from(request_path(question.timeout, &[question.address])) {
         response.headers_mut().insert(LOCATION, location);
     }
     response

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use backend::drained::MAX_TIMEOUT;
+use backend::drained::{MAX_TIMEOUT, request_path};
 use runtime::Backoff;
 use tokio::time::{Instant, sleep};
 
@@ -52,7 +52,7 @@ async fn ask(node: SocketAddr, addresses: &[IpAddr], timeout: Duration) -> Resul
     let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let response = http_get(node, &path(addresses, left), left + SLACK).await;
+        let response = http_get(node, &request_path(left, addresses), left + SLACK).await;
         if response.as_ref().is_ok_and(|HttpResponse { status, .. }| !matches!(status, 302 | 502 | 503)) {
             return response;
         }
@@ -62,14 +62,6 @@ async fn ask(node: SocketAddr, addresses: &[IpAddr], timeout: Duration) -> Resul
         }
         sleep(delay).await;
     }
-}
-
-/// The timeout in whole seconds, rounded up.
-fn path(addresses: &[IpAddr], timeout: Duration) -> String {
-    let seconds = timeout.as_millis().div_ceil(1000);
-    let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-    let addresses = if addresses.is_empty() { String::new() } else { format!("&address={}", addresses.join(",")) };
-    format!("/drained?timeout={seconds}s{addresses}")
 }
 
 /// Copies this program. The file is complete as soon as it has its name.
@@ -87,8 +79,8 @@ mod tests {
 
     #[test]
     fn requests_name_whole_seconds_and_all_addresses() {
-        assert_eq!(path(&[], Duration::from_millis(19_001)), "/drained?timeout=20s");
+        assert_eq!(request_path(Duration::from_millis(19_001), &[]), "/drained?timeout=20s");
         let addresses = ["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()];
-        assert_eq!(path(&addresses, Duration::ZERO), "/drained?timeout=0s&address=10.0.0.1,fd00::1");
+        assert_eq!(request_path(Duration::ZERO, &addresses), "/drained?timeout=0s&address=10.0.0.1,fd00::1");
     }
 }
