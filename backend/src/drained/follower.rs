@@ -37,7 +37,7 @@ const MIN_PATIENCE: Duration = Duration::from_millis(500);
 /// The messages of all frontends that wait until they are taken over.
 const UPDATES: usize = 16;
 
-/// Knows how far the pods of this node are drained, as long as somebody waits for one. Clones share the streams.
+/// Knows how far the pods of this node are drained, as long as a request waits for one. Clones share the streams.
 #[derive(Clone, Debug)]
 pub struct Follower {
     streams: Arc<dyn DrainStreams>,
@@ -80,7 +80,7 @@ struct Following {
     view: View,
     /// When it began, and the lookup.
     resolving: Option<(Instant, BoxFuture<'static, Result<()>>)>,
-    /// When somebody last waited, and when somebody last waited for all frontends.
+    /// When a request last waited, and when one last waited for all frontends.
     last_waiting: Instant,
     last_asking_all: Option<Instant>,
 }
@@ -88,7 +88,7 @@ struct Following {
 // === impl Follower ===
 
 impl Follower {
-    /// Opens no stream before somebody waits.
+    /// Opens no stream before a request waits.
     #[must_use]
     pub fn new(streams: Arc<dyn DrainStreams>) -> Self {
         Self { streams, demand: watch::Sender::default(), view: watch::Sender::default() }
@@ -164,7 +164,7 @@ impl Drop for Claim {
 
 // === impl Following ===
 
-/// Follows frontends until nobody has waited for [`LINGER`].
+/// Follows frontends until no request has waited for [`LINGER`].
 async fn follow(follower: Follower) {
     let mut demand = follower.demand.subscribe();
     let (updates, mut received) = mpsc::channel(UPDATES);
@@ -349,7 +349,7 @@ impl Following {
         last.into_iter().chain(others.filter(|_| demand.asking_all == 0)).min()
     }
 
-    /// Whether nobody has waited for [`LINGER`]. The next waiter starts another task.
+    /// Whether no request has waited for [`LINGER`]. The next waiter starts another task.
     fn is_over(&self) -> bool {
         let mut is_over = false;
         self.follower.demand.send_if_modified(|demand| {

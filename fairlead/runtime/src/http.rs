@@ -100,7 +100,7 @@ where
     serve_until(listener, name, connections, answer, shutdown).await;
 }
 
-/// As [`serve`], until the shutdown: nobody listens any more then, and what clients have asked before is answered.
+/// As [`serve`], until the shutdown: no socket listens any more then, and what clients have asked before is answered.
 pub async fn serve_until<A, R>(
     listener: TcpListener,
     name: &'static str,
