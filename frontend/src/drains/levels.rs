@@ -54,8 +54,8 @@ pub(crate) struct Drain<'a> {
 }
 
 impl EndingPods {
-    /// What a node is told of its pods. `listed`: those in slices, of which those that end have another level, too; of
-    /// several levels at an address, the one that is furthest from drained counts.
+    /// What a node is told of its pods. `listed`: those in slices that did not end a moment ago; what is known of a pod
+    /// that ends is newer. Of several levels at an address, the one that is furthest from drained counts.
     pub(crate) fn message(
         &self,
         fleet: &Fleet,
@@ -63,7 +63,8 @@ impl EndingPods {
         listed: &[ListedPod],
         slices_version: SourceVersion,
     ) -> v1::DrainLevels {
-        let in_use = listed.iter().map(|pod| level(pod.key, pod.address, DrainState::InUse));
+        let in_use = listed.iter().filter(|pod| !self.pods.contains_key(&pod.key));
+        let in_use = in_use.map(|pod| level(pod.key, pod.address, DrainState::InUse));
         let ending = self.of_node(node).into_iter().flat_map(|(key, pod)| pod.levels(key, fleet));
         let mut levels: Vec<_> = in_use.chain(ending).collect();
         levels.sort_by(|one, other| (&one.address, &one.pod_uid).cmp(&(&other.address, &other.pod_uid)));

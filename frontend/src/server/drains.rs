@@ -60,18 +60,20 @@ async fn follow(
 ) {
     let mut changes = context.cluster.ending_pods().follow(node);
     let mut programmed = context.streams.programmed();
-    let mut seen: Option<NodeChange> = None;
     let mut listed = Vec::new();
+    let mut listed_as_of: Option<(NodeChange, Instant)> = None;
     let age = context.config.max_stream_age.map(jittered);
     let too_old = runtime::sleep_until(age.map(|age| Instant::now() + age));
     tokio::pin!(too_old);
 
     loop {
         let change = *changes.borrow_and_update();
-        if seen.is_none_or(|seen| seen.entries != change.entries) {
+        // Costs all slices that name the node, and any tenant can write and change such slices.
+        let is_due = |(seen, at): (NodeChange, Instant)| seen.entries != change.entries && at.elapsed() >= IDLE_PAUSE;
+        if listed_as_of.is_none_or(is_due) {
             listed = ListedPod::of(context.cluster.index().entries_on(node));
+            listed_as_of = Some((change, Instant::now()));
         }
-        seen = Some(change);
 
         let (message, waits_for) = look(context, node, &listed);
         messages.send_if_modified(|last| {
@@ -115,34 +117,68 @@ mod tests {
     use super::*;
     use crate::{
         Config,
-        testing::{endpoint, initial, put, service, slice},
+        testing::{endpoint, initial, put, service, slice, take_steps},
     };
+
+    const NODE: &str = "node-9";
+
+    /// The Services `web` and `api`, without slices.
+    fn context() -> Arc<FrontendContext> {
+        let context = Arc::new(FrontendContext::new(Config::default()));
+        let services = [service("web", "10.96.0.1").into(), service("api", "10.96.0.2").into()];
+        initial(services).into_iter().for_each(|update| context.cluster.index().apply(update));
+        commit(&context);
+        context
+    }
+
+    /// Writes the slice of a Service, with these pods of the node.
+    fn write(context: &FrontendContext, service: &str, pods: impl Iterator<Item = u16>) {
+        let pods = pods.map(|pod| endpoint(&format!("10.0.{}.{}", pod / 256, pod % 256), NODE));
+        context.cluster.index().apply(put(slice(service, service, pods.collect())));
+        commit(context);
+    }
+
+    fn commit(context: &FrontendContext) {
+        let commit = context.cluster.commit(|_| ()).unwrap();
+        context.cluster.publish(commit.revision, commit.kind_versions);
+    }
 
     /// The attack: a backend opens streams and does not read them.
     #[tokio::test(start_paused = true)]
     async fn stream_that_is_not_read_ends_with_the_next_one() {
-        let context = Arc::new(FrontendContext::new(Config::default()));
-        let update = |update| context.cluster.index().apply(update);
-        initial([service("web", "10.96.0.1").into()]).into_iter().for_each(update);
-        let commit = || {
-            let commit = context.cluster.commit(|_| ()).unwrap();
-            context.cluster.publish(commit.revision, commit.kind_versions);
-        };
-        commit();
+        let context = context();
         let held = Arc::new(());
         let (_trigger, shutdown) = Shutdown::channel();
-        let mut unread = drains(context.clone(), "node-9".into(), held.clone(), shutdown.clone()).unwrap();
+        let mut unread = drains(context.clone(), NODE.into(), held.clone(), shutdown.clone()).unwrap();
         for pod in 1..5 {
-            update(put(slice("x", "web", vec![endpoint(&format!("10.0.0.{pod}"), "node-9")])));
-            commit();
+            write(&context, "web", pod..pod + 1);
             sleep(IDLE_PAUSE * 2).await;
         }
         assert_eq!(Arc::strong_count(&held), 2);
 
-        let mut next = drains(context.clone(), "node-9".into(), (), shutdown).unwrap();
+        let mut next = drains(context.clone(), NODE.into(), (), shutdown).unwrap();
         assert!(next.next().await.is_some());
         sleep(IDLE_PAUSE).await;
         assert_eq!(Arc::strong_count(&held), 1, "the task of the first one has ended");
         assert_eq!(unread.next().await, None, "and keeps no message");
+    }
+
+    /// The attack: a tenant writes the name of a node into large slices, and changes one of them all the time.
+    #[tokio::test(start_paused = true)]
+    async fn slices_that_name_a_node_are_read_once_a_second() {
+        const PODS: u16 = 10_000;
+        let context = context();
+        let (_trigger, shutdown) = Shutdown::channel();
+        let _levels = drains(context.clone(), NODE.into(), (), shutdown).unwrap();
+        write(&context, "web", 0..PODS);
+        sleep(IDLE_PAUSE * 2).await;
+
+        take_steps();
+        for pod in 0..90 {
+            write(&context, "api", PODS + pod..PODS + pod + 1);
+            sleep(MIN_PAUSE * 2).await;
+        }
+        let steps = take_steps();
+        assert!(steps <= 3 * usize::from(PODS), "{steps} steps");
     }
 }
