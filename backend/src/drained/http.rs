@@ -12,8 +12,8 @@ use hyper::{
     header::{HeaderValue, LOCATION},
 };
 use runtime::{
-    Rate, Shutdown, TokenBucket,
-    http::{Answer, Client, DeferredResponse, OriginalDestination, TEXT, response},
+    Rate, TokenBucket,
+    http::{Answer, Client, Closed, DeferredResponse, OriginalDestination, TEXT, response},
     lock,
     metrics::Registry,
 };
@@ -67,10 +67,10 @@ impl Drains {
         self.metrics.registry()
     }
 
-    /// Answers a request at the port that serves `/drained` alone. The shutdown ends the wait, but not that of the
-    /// pod: its hook is sent to the process that serves the port next.
+    /// Answers a request at the port that serves `/drained` alone. When the server is closed, it is sent to the process
+    /// that serves the port next.
     #[must_use]
-    pub fn answer<B>(&self, request: &Request<B>, shutdown: &Shutdown) -> Answer {
+    pub fn answer<B>(&self, request: &Request<B>) -> Answer {
         if request.uri().path() != "/drained" {
             return text(StatusCode::NOT_FOUND, "this port answers /drained only").into();
         }
@@ -93,7 +93,10 @@ impl Drains {
         let timeout = question.timeout;
         let place = self.places.take(question.address, asker, |address| self.follower.class_of(address));
         match place {
-            Some(place) => Answer::Deferred(timeout + SLACK, self.clone().wait(question, place, shutdown.clone())),
+            Some(place) => {
+                let closed = extensions.get::<Closed>().cloned();
+                Answer::Deferred(timeout + SLACK, self.clone().wait(question, place, closed))
+            }
             None => no_place().into(),
         }
     }
@@ -102,13 +105,13 @@ impl Drains {
     /// yet; and for anything else that was redirected here, because a client that asks a pod for its health must not
     /// take the answer of this process for that of the pod. `None`: it is for another path of this process.
     #[must_use]
-    pub fn answer_at_health_port<B>(&self, request: &Request<B>, shutdown: &Shutdown) -> Option<Answer> {
+    pub fn answer_at_health_port<B>(&self, request: &Request<B>) -> Option<Answer> {
         let redirected = request.extensions().get().map(|OriginalDestination(pod)| *pod);
         if request.uri().path() != "/drained" && redirected.is_none() {
             return None;
         }
 
-        let answer = self.answer(request, shutdown);
+        let answer = self.answer(request);
         // Other answers are for strangers, and clients in a loop.
         if matches!(answer, Answer::Deferred(..)) {
             self.metrics.at_health_port.inc();
@@ -124,14 +127,14 @@ impl Drains {
         Some(answer)
     }
 
-    fn wait(self, question: Question, mut place: Place, mut shutdown: Shutdown) -> DeferredResponse {
+    fn wait(self, question: Question, mut place: Place, closed: Option<Closed>) -> DeferredResponse {
         Box::pin(async move {
             let begun = Instant::now();
             let Question { address, timeout } = question;
             let drained = tokio::select! {
                 drained = self.follower.wait(address, timeout) => drained,
                 () = place.given_up() => return no_place(),
-                () = shutdown.recv() => {
+                () = is_closed(closed) => {
                     let left = Question { timeout: timeout.saturating_sub(begun.elapsed()), ..question };
                     return ask_again(left);
                 }
@@ -250,6 +253,14 @@ fn ask_again(question: Question) -> Response<String> {
         response.headers_mut().insert(LOCATION, location);
     }
     response
+}
+
+/// Ends when the server is closed.
+async fn is_closed(closed: Option<Closed>) {
+    match closed {
+        Some(Closed(mut closed)) => closed.recv().await,
+        None => std::future::pending().await,
+    }
 }
 
 fn no_place() -> Response<String> {

@@ -28,13 +28,13 @@ use socket2::SockRef;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
-    task::JoinSet,
+    task::{JoinSet, yield_now},
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tracing::{Instrument as _, debug, info};
 
 use crate::{
-    ClientSource, ConnectionPermit, Shutdown,
+    ClientSource, ConnectionPermit, Shutdown, Trigger,
     failure::{Recovery, Repeated, chain},
     warn_if_news,
 };
@@ -68,6 +68,19 @@ pub struct Client(pub SocketAddr);
 #[derive(Clone, Copy, Debug)]
 pub struct OriginalDestination(pub IpAddr);
 
+/// Starts when none of the server's sockets listens any more, after its shutdown; in the extensions of each request. A
+/// client that is sent to the same port then connects to the next process, and never to this one again.
+#[derive(Clone, Debug)]
+pub struct Closed(pub Shutdown);
+
+/// The sockets of a server that listen: one clone for each.
+#[derive(Clone)]
+struct ListeningSockets {
+    closed: Closed,
+    /// Starts `closed` when the last clone is dropped.
+    _trigger: Arc<Trigger>,
+}
+
 /// The response to a request.
 pub enum Answer {
     /// It is ready.
@@ -97,22 +110,21 @@ where
     R: Into<Answer> + 'static,
 {
     let (_never, shutdown) = Shutdown::channel();
-    serve_until(listener, name, connections, answer, shutdown).await;
+    let answer: Answers = Arc::new(move |request: &Request<Incoming>| -> Answer { answer(request).into() });
+    serve_until(listener, name, connections, answer, ListeningSockets::new(), shutdown).await;
 }
 
-/// As [`serve`], until the shutdown: no socket listens any more then, and what clients have asked before is answered.
-pub async fn serve_until<A, R>(
+/// As [`serve`], until the shutdown: this socket does not listen any more then, and what clients have asked before is
+/// answered.
+async fn serve_until(
     listener: TcpListener,
     name: &'static str,
     connections: HttpConnections,
-    answer: A,
+    answer: Answers,
+    sockets: ListeningSockets,
     mut shutdown: Shutdown,
-) where
-    A: Fn(&Request<Incoming>) -> R + Send + Sync + 'static,
-    R: Into<Answer> + 'static,
-{
-    let answer: Answers = Arc::new(move |request: &Request<Incoming>| -> Answer { answer(request).into() });
-    let mut serving = Serving { name, connections, answer, tasks: JoinSet::new() };
+) {
+    let mut serving = Serving { name, connections, answer, closed: sockets.closed.clone(), tasks: JoinSet::new() };
     let mut accepting = Repeated::default();
     loop {
         let accepted = tokio::select! {
@@ -128,6 +140,8 @@ pub async fn serve_until<A, R>(
                     info!(server = name, failures, after_ms, "connections are accepted again");
                 }
                 serving.add(stream);
+                // It reads its request first: of many at once, those without one would be closed in favour of others.
+                yield_now().await;
             }
             Err(error) => {
                 let occurrence = accepting.failed(&error.to_string());
@@ -136,7 +150,7 @@ pub async fn serve_until<A, R>(
             }
         }
     }
-    serving.finish(listener).await;
+    serving.finish(listener, sockets).await;
 }
 
 /// The connections of a listener.
@@ -144,7 +158,15 @@ struct Serving {
     name: &'static str,
     connections: HttpConnections,
     answer: Answers,
+    closed: Closed,
     tasks: JoinSet<()>,
+}
+
+impl ListeningSockets {
+    fn new() -> Self {
+        let (trigger, closed) = Shutdown::channel();
+        Self { closed: Closed(closed), _trigger: Arc::new(trigger) }
+    }
 }
 
 impl Serving {
@@ -152,9 +174,10 @@ impl Serving {
         let Ok(permit) = self.connections.admit(&stream) else { return };
         let name = self.name;
         let answer = self.answer.clone();
+        let closed = self.closed.clone();
         let serving = async move {
             tokio::select! {
-                () = connection(stream, name, &permit, answer) => {}
+                () = connection(stream, name, &permit, answer, closed) => {}
                 () = permit.evicted() => debug!(server = name, "closing a connection in favour of another"),
             }
         };
@@ -162,13 +185,15 @@ impl Serving {
     }
 
     /// Answers those that are connected, and accepts no more.
-    async fn finish(mut self, listener: TcpListener) {
+    async fn finish(mut self, listener: TcpListener, sockets: ListeningSockets) {
         // The kernel would reset those that it has queued.
         for _ in 0..listen::BACKLOG {
             let Ok(Ok((stream, _))) = timeout(Duration::ZERO, listener.accept()).await else { break };
             self.add(stream);
+            yield_now().await;
         }
         drop(listener);
+        drop(sockets);
 
         let finished = async { while self.tasks.join_next().await.is_some() {} };
         if timeout(FINISH_TIMEOUT, finished).await.is_err() {
@@ -200,12 +225,19 @@ fn original_destination(stream: &TcpStream) -> Option<OriginalDestination> {
     (!original.is_loopback()).then_some(OriginalDestination(original))
 }
 
-async fn connection(stream: TcpStream, name: &'static str, permit: &ConnectionPermit<ClientSource>, answer: Answers) {
+async fn connection(
+    stream: TcpStream,
+    name: &'static str,
+    permit: &ConnectionPermit<ClientSource>,
+    answer: Answers,
+    closed: Closed,
+) {
     let (deadline, until) = watch::channel(Instant::now() + CONNECTION_TIMEOUT);
     let client = stream.peer_addr().map(Client);
     let original = original_destination(&stream);
     let service = service_fn(|mut request: Request<Incoming>| {
         permit.set_busy();
+        request.extensions_mut().insert(closed.clone());
         if let Ok(client) = &client {
             request.extensions_mut().insert(*client);
         }

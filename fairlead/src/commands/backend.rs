@@ -216,9 +216,8 @@ fn spawn_servers(
         let old_hooks = drained.as_ref().filter(|drained| drained.args.drained_at_healthz);
         let old_hooks = old_hooks.map(|drained| drained.drains.clone());
         tasks.spawn("health", move |shutdown| async move {
-            let stopping = shutdown.clone();
             let answer = move |request: &_| {
-                let answer = old_hooks.as_ref().and_then(|drains| drains.answer_at_health_port(request, &stopping));
+                let answer = old_hooks.as_ref().and_then(|drains| drains.answer_at_health_port(request));
                 answer.unwrap_or_else(|| observer.health(request).into())
             };
             Ok(serve_at(address, "healthz", on_bind_error, answer, shutdown).await?)
@@ -229,8 +228,7 @@ fn spawn_servers(
     {
         let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, args.drained_port));
         tasks.spawn("drained", move |shutdown| async move {
-            let stopping = shutdown.clone();
-            let answer = move |request: &_| drains.answer(request, &stopping);
+            let answer = move |request: &_| drains.answer(request);
             Ok(serve_at(address, "drained-port", on_bind_error, answer, shutdown).await?)
         });
     }

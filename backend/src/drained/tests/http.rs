@@ -1,12 +1,12 @@
 //! Requests, places, and what a pod is told.
 
-use std::{net::SocketAddr, sync::LazyLock};
+use std::net::SocketAddr;
 
 use hyper::{Request, StatusCode, header::LOCATION};
 use prometheus_client::metrics::gauge::Gauge;
 use runtime::{
-    Shutdown, TokenBucket, Trigger,
-    http::{Answer, Client, OriginalDestination},
+    Shutdown, TokenBucket,
+    http::{Answer, Client, Closed, OriginalDestination},
 };
 
 use super::*;
@@ -28,21 +28,7 @@ fn in_use() -> DrainLevels {
 fn ask(drains: &Drains, path: &str) -> Answer {
     let mut request = Request::get(path).body(()).unwrap();
     request.extensions_mut().insert(Client(SocketAddr::new(pod(), 40_000)));
-    answer(drains, &request)
-}
-
-fn answer(drains: &Drains, request: &Request<()>) -> Answer {
-    drains.answer(request, &never())
-}
-
-fn answer_at_health_port(drains: &Drains, request: &Request<()>) -> Option<Answer> {
-    drains.answer_at_health_port(request, &never())
-}
-
-/// A shutdown that does not come.
-fn never() -> Shutdown {
-    static NEVER: LazyLock<(Trigger, Shutdown)> = LazyLock::new(Shutdown::channel);
-    NEVER.1.clone()
+    drains.answer(&request)
 }
 
 async fn body(answer: Answer) -> (StatusCode, String) {
@@ -115,7 +101,7 @@ async fn waiter_that_gives_way_is_told_to_try_again() {
     let ask_of_node = |number| {
         let mut request = Request::get("/drained").body(()).unwrap();
         request.extensions_mut().insert(OriginalDestination(address(number)));
-        answer(&drains, &request)
+        drains.answer(&request)
     };
     let _others: Vec<_> = (0..1_024).map(ask_of_node).collect();
     let (status, text) = body(asked).await;
@@ -151,10 +137,10 @@ async fn health_of_a_pod_is_not_answered() {
         Answer::Deferred(..) => panic!("it waits"),
     };
 
-    assert_eq!(status(answer_at_health_port(&drains, &question("/healthz", false))), None);
-    assert_eq!(status(answer_at_health_port(&drains, &question("/healthz", true))), Some(StatusCode::NOT_FOUND));
+    assert_eq!(status(drains.answer_at_health_port(&question("/healthz", false))), None);
+    assert_eq!(status(drains.answer_at_health_port(&question("/healthz", true))), Some(StatusCode::NOT_FOUND));
     for is_redirected in [false, true] {
-        let answered = answer(&drains, &question("/healthz", is_redirected));
+        let answered = drains.answer(&question("/healthz", is_redirected));
         assert_eq!(status(Some(answered)), Some(StatusCode::NOT_FOUND));
     }
 }
@@ -166,13 +152,13 @@ async fn hooks_at_the_port_of_health_checks_are_answered_and_counted() {
 
     let answers: Vec<_> = [true, false]
         .into_iter()
-        .map(|is_redirected| answer_at_health_port(&drains, &question("/drained?timeout=1s", is_redirected)))
+        .map(|is_redirected| drains.answer_at_health_port(&question("/drained?timeout=1s", is_redirected)))
         .collect();
-    let refused = answer_at_health_port(&drains, &question("/drained?timeout=x", true));
+    let refused = drains.answer_at_health_port(&question("/drained?timeout=x", true));
 
     assert!(answers.iter().all(|answer| matches!(answer, Some(Answer::Deferred(..)))));
     assert!(matches!(refused, Some(Answer::Ready(response)) if response.status() == StatusCode::BAD_REQUEST));
-    drop(answer(&drains, &question("/drained", true)));
+    drop(drains.answer(&question("/drained", true)));
     assert_eq!(drains.metrics.at_health_port.get(), 2);
 }
 
@@ -207,15 +193,16 @@ fn pod_asks_about_itself() {
 async fn shutdown_sends_hooks_to_the_next_backend() {
     let drains = drains(in_use());
     let (trigger, shutdown) = Shutdown::channel();
-    let hook = question("/drained?timeout=60s", true);
-    let Answer::Deferred(_, waiting) = drains.answer(&hook, &shutdown) else { panic!("it waits") };
+    let mut hook = question("/drained?timeout=60s", true);
+    hook.extensions_mut().insert(Closed(shutdown));
+    let Answer::Deferred(_, waiting) = drains.answer(&hook) else { panic!("it waits") };
     let waiting = tokio::spawn(waiting);
     sleep(Duration::from_millis(20_500)).await;
     assert!(!waiting.is_finished());
 
     trigger.fire();
     let waited = waiting.await.unwrap();
-    let Answer::Deferred(_, late) = drains.answer(&hook, &shutdown) else { panic!("it is asked as the others") };
+    let Answer::Deferred(_, late) = drains.answer(&hook) else { panic!("it is asked as the others") };
     for (response, left) in [(waited, 40), (late.await, 60)] {
         assert_eq!(response.status(), StatusCode::FOUND);
         let location = response.headers()[LOCATION].to_str().unwrap();

@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
@@ -13,7 +13,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{net::TcpListener, time::sleep};
 use tracing::{info, warn};
 
-use super::{Answer, Answers, HttpConnections, bind_error::describe_bind_error, serve_until};
+use super::{Answer, Answers, HttpConnections, ListeningSockets, bind_error::describe_bind_error, serve_until};
 use crate::{Shutdown, failure::Repeated};
 
 /// The delay between attempts to bind. In an update, the old process has the address until it ends.
@@ -105,13 +105,15 @@ where
 {
     let answer: Answers = Arc::new(move |request: &Request<Incoming>| -> Answer { answer(request).into() });
     let connections = HttpConnections::default();
-    let one = |address| one(address, name, on_error, connections.clone(), answer.clone(), shutdown.clone());
+    let one =
+        |address, sockets| one(address, name, on_error, connections.clone(), answer.clone(), sockets, shutdown.clone());
+    let sockets = ListeningSockets::new();
     if !address.ip().is_unspecified() {
-        return one(address).await;
+        return one(address, sockets).await;
     }
 
-    let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
-    let [v4, v6] = any.map(|ip| one(SocketAddr::new(ip, address.port())));
+    let v4 = one(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port()), sockets.clone());
+    let v6 = one(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port()), sockets);
     // Each ends early only with an error, or where the machine lacks its IP family.
     tokio::try_join!(v4, v6).map(drop)
 }
@@ -122,6 +124,7 @@ async fn one(
     on_error: OnBindError,
     connections: HttpConnections,
     answer: Answers,
+    sockets: ListeningSockets,
     mut shutdown: Shutdown,
 ) -> io::Result<()> {
     let mut binding = Repeated::default();
@@ -129,7 +132,7 @@ async fn one(
         match bind(address) {
             Ok(listener) => {
                 info!(server = name, %address, "listening");
-                serve_until(listener, name, connections, move |request| answer(request), shutdown).await;
+                serve_until(listener, name, connections, answer, sockets, shutdown).await;
                 return Ok(());
             }
             Err(error) if address.ip().is_unspecified() && is_no_such_family(&error) => {
@@ -212,7 +215,7 @@ mod tests {
             let listener = bind_both_families(unspecified.parse().unwrap()).unwrap();
             let port = listener.local_addr().unwrap().port();
             for ip in ["127.0.0.1", "::1"] {
-                let ip: IpAddr = ip.parse().unwrap();
+                let ip: std::net::IpAddr = ip.parse().unwrap();
                 let _client = TcpStream::connect((ip, port)).await.unwrap();
                 let (_, client) = listener.accept().await.unwrap();
                 assert_eq!(client.ip().to_canonical(), ip);

@@ -1,6 +1,9 @@
 //! Clients that open connections and leave them idle.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -14,30 +17,38 @@ struct Server {
     address: SocketAddr,
     connections: HttpConnections,
     shutdown: Trigger,
+    /// How many requests it has got.
+    asked: Arc<AtomicUsize>,
     task: JoinSet<()>,
 }
 
 impl Server {
     fn start() -> Self {
+        Self::start_with(ListeningSockets::new())
+    }
+
+    fn start_with(sockets: ListeningSockets) -> Self {
         let listener = bind(([127, 0, 0, 1], 0).into()).unwrap();
         let (address, connections) = (listener.local_addr().unwrap(), HttpConnections::default());
         let mut task = JoinSet::new();
         let (shutdown, stopping) = Shutdown::channel();
-        let until = stopping.clone();
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = asked.clone();
         let answer = move |request: &Request<Incoming>| {
-            let mut until = until.clone();
+            count.fetch_add(1, Ordering::Relaxed);
             let ok = response(StatusCode::OK, TEXT, "ok\n".to_owned());
             if request.uri().path() != "/at-shutdown" {
                 return Answer::Ready(ok);
             }
+            let Closed(mut closed) = request.extensions().get::<Closed>().unwrap().clone();
             let answered = async move {
-                until.recv().await;
+                closed.recv().await;
                 ok
             };
             Answer::Deferred(Duration::from_secs(60), Box::pin(answered))
         };
-        task.spawn(serve_until(listener, "test", connections.clone(), answer, stopping));
-        Self { address, connections, shutdown, task }
+        task.spawn(serve_until(listener, "test", connections.clone(), Arc::new(answer), sockets, stopping));
+        Self { address, connections, shutdown, asked, task }
     }
 
     async fn connect(&self, source: Ipv4Addr) -> TcpStream {
@@ -70,7 +81,7 @@ async fn shutdown_answers_what_was_asked() {
     let mut server = Server::start();
     let waiting = server.ask("/at-shutdown").await;
     while server.connections.count() > 0 {
-        tokio::task::yield_now().await;
+        yield_now().await;
     }
     let idle = server.connect(Ipv4Addr::new(127, 0, 0, 2)).await;
     server.shutdown.fire();
@@ -86,6 +97,46 @@ async fn shutdown_answers_what_was_asked() {
     drop(idle);
     let refused = TcpStream::connect(server.address).await.unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+}
+
+/// The kubelet asks for all pods of a node when they end together.
+#[tokio::test]
+async fn many_requests_at_once_wait_for_their_answers() {
+    const REQUESTS: usize = 100;
+    let server = Server::start();
+    // The server accepts none before this test awaits something.
+    let ask = || {
+        let mut stream = std::net::TcpStream::connect(server.address).unwrap();
+        std::io::Write::write_all(&mut stream, b"GET /at-shutdown HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
+        stream.set_nonblocking(true).unwrap();
+        TcpStream::from_std(stream).unwrap()
+    };
+    let waiting: Vec<_> = std::iter::repeat_with(ask).take(REQUESTS).collect();
+    // All are accepted when a later one is.
+    assert!(server.get().await.ends_with("ok\n"));
+    assert_eq!(server.asked.load(Ordering::Relaxed), REQUESTS + 1);
+
+    server.shutdown.fire();
+    for waiting in waiting {
+        assert!(read(waiting).await.ends_with("ok\n"));
+    }
+}
+
+/// A client that is sent to the same port would reach this server again, and the kubelet follows ten redirects.
+#[tokio::test]
+async fn answers_that_wait_for_the_end_come_when_no_socket_listens() {
+    let other_socket = ListeningSockets::new();
+    let server = Server::start_with(other_socket.clone());
+    let waiting = server.ask("/at-shutdown").await;
+    while server.connections.count() > 0 {
+        yield_now().await;
+    }
+
+    server.shutdown.fire();
+    while TcpStream::connect(server.address).await.is_ok() {}
+    assert_eq!(waiting.try_read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    drop(other_socket);
+    assert!(read(waiting).await.ends_with("ok\n"));
 }
 
 #[tokio::test]
@@ -138,7 +189,7 @@ async fn request_beyond_its_buffer_is_rejected() {
     let header = [b"X-Long: ".as_slice(), &[b'x'; 1000], b"\r\n"].concat();
     while sent < 1 << 20 && stream.write_all(&header).await.is_ok() {
         sent += header.len();
-        tokio::task::yield_now().await;
+        yield_now().await;
     }
     let mut answer = Vec::new();
     // May fail with a reset: the server has not read everything.
@@ -155,7 +206,7 @@ async fn response_that_is_waited_for_is_not_evicted() {
     for _ in 0..100 {
         others.push(server.ask("/at-shutdown").await);
         others.push(server.connect(Ipv4Addr::LOCALHOST).await);
-        tokio::task::yield_now().await;
+        yield_now().await;
     }
     server.shutdown.fire();
     let text = read(waiting).await;
