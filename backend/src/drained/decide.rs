@@ -195,6 +195,7 @@ impl Waiter {
         self.sum_up(view, together, drained_since, now)
     }
 
+    /// Decides from what all frontends say of a pod that is drained as far as the own one knows.
     fn sum_up(
         &mut self,
         view: &View,
@@ -204,40 +205,37 @@ impl Waiter {
     ) -> Result<Drained, Pending> {
         let list_since = before(self.spoken_since.unwrap_or(drained_since));
         let is_list_fresh = together.check_list(view, list_since, drained_since);
-        let wait = |reason, until| Pending { reason, until, list_since: Some(list_since) };
+
         if let Some(reason) = together.unfinished.pop() {
             self.spoken_since = None;
             self.last_known = Some(reason.clone());
-            return Err(wait(reason, None));
+            return Err(Pending { reason, until: None, list_since: Some(list_since) });
         }
-        self.last_known = Some(together.at_deadline());
+
+        let reason = together.at_deadline();
+        self.last_known = Some(reason.clone());
+        let wait = |until, list_since| Err(Pending { reason, until, list_since: Some(list_since) });
         if !is_list_fresh {
-            return Err(wait(together.at_deadline(), None));
+            return wait(None, list_since);
         }
-
-        let is_complete = together.is_complete();
-        let patience = if is_complete { SILENT_TIMEOUT } else { INCOMPLETE_TIMEOUT };
-        let silent_until = together.silent.iter().map(|(since, _)| *since + patience).max();
-        if let Some(until) = silent_until.filter(|until| now < *until) {
+        if let Some(until) = together.silent_until()
+            && now < until
+        {
             self.spoken_since = None;
-            return Err(wait(together.at_deadline(), Some(until)));
+            return wait(Some(until), list_since);
         }
 
+        // From here on no frontend has to be waited for, but there may be more of them than before.
         let spoken_since = *self.spoken_since.get_or_insert(now);
-        if view.resolved.is_none_or(|resolved| resolved < before(spoken_since)) && view.resolve_failure.is_none() {
-            return Err(Pending { list_since: Some(before(spoken_since)), ..wait(together.at_deadline(), None) });
+        let is_list_older = view.resolved.is_none_or(|resolved| resolved < before(spoken_since));
+        if is_list_older && view.resolve_failure.is_none() {
+            return wait(None, before(spoken_since));
         }
-        let has_lost_frontend = view.last_removed.is_some_and(|removed| now < removed + INCOMPLETE_TIMEOUT);
-        let has_left = has_lost_frontend || (together.nodes_left && now < spoken_since + INCOMPLETE_TIMEOUT);
-        let may_change = (together.unlisted > 0 && now < spoken_since + UNLISTED_TIMEOUT) || (!is_complete && has_left);
-        if may_change {
+        if together.may_get_nodes(view, spoken_since, now) {
             // Another frontend may have them by now.
             let seconds = Duration::from_secs((now - spoken_since).as_secs());
-            let list_since = Some(before(spoken_since + seconds));
-            return Err(Pending {
-                list_since,
-                ..wait(together.at_deadline(), Some(spoken_since + seconds + MAX_LIST_AGE))
-            });
+            let next_second = spoken_since + seconds + MAX_LIST_AGE;
+            return wait(Some(next_second), before(spoken_since + seconds));
         }
         Ok(Drained::Yes { absent: together.absent(), silent: together.silent() })
     }
@@ -308,6 +306,21 @@ impl Together {
     /// Whether they speak for all nodes, each once.
     fn is_complete(&self) -> bool {
         self.programmed.count > 0 && self.clusters.iter().all(|cluster| *cluster == self.programmed)
+    }
+
+    /// Until when frontends that say nothing are waited for.
+    fn silent_until(&self) -> Option<Instant> {
+        let patience = if self.is_complete() { SILENT_TIMEOUT } else { INCOMPLETE_TIMEOUT };
+        self.silent.iter().map(|(since, _)| *since + patience).max()
+    }
+
+    /// Whether nodes that they do not speak for may still connect to one of them. `spoken_since`: since when no frontend
+    /// has to be waited for.
+    fn may_get_nodes(&self, view: &View, spoken_since: Instant, now: Instant) -> bool {
+        let has_lost_frontend = view.last_removed.is_some_and(|removed| now < removed + INCOMPLETE_TIMEOUT);
+        let has_lost_node = self.nodes_left && now < spoken_since + INCOMPLETE_TIMEOUT;
+        let has_unlisted = self.unlisted > 0 && now < spoken_since + UNLISTED_TIMEOUT;
+        has_unlisted || (!self.is_complete() && (has_lost_frontend || has_lost_node))
     }
 
     /// How many nodes they do not speak for.

@@ -55,28 +55,35 @@ pub(crate) struct Drain<'a> {
 
 impl EndingPods {
     /// What a node is told of its pods. `listed`: those in slices that did not end a moment ago; what is known of a pod
-    /// that ends is newer. Of several levels at an address, the one that is furthest from drained counts.
+    /// that ends is newer. Of several levels at an address, the one that is furthest from drained counts. Also returns the
+    /// first revision that a pod of this node waits for, of those that some node has not programmed.
     pub(crate) fn message(
         &self,
         fleet: &Fleet,
         node: &str,
         listed: &[ListedPod],
         slices_version: SourceVersion,
-    ) -> v1::DrainLevels {
+    ) -> (v1::DrainLevels, Option<Revision>) {
+        let ending = self.of_node(node);
+        let programmed = fleet.programmed_on_all_nodes();
+        let is_waited_for = |since: &Revision| programmed.is_some_and(|programmed| *since > programmed);
+        let waits_for = ending.iter().filter_map(|(_, pod)| pod.unused_since).filter(is_waited_for).min();
+
         let in_use = listed.iter().filter(|pod| !self.pods.contains_key(&pod.key));
         let in_use = in_use.map(|pod| level(pod.key, pod.address, DrainState::InUse));
-        let ending = self.of_node(node).into_iter().flat_map(|(key, pod)| pod.levels(key, fleet));
+        let ending = ending.into_iter().flat_map(|(key, pod)| pod.levels(key, fleet));
         let mut levels: Vec<_> = in_use.chain(ending).collect();
         levels.sort_by(|one, other| (&one.address, &one.pod_uid).cmp(&(&other.address, &other.pod_uid)));
 
-        v1::DrainLevels {
+        let message = v1::DrainLevels {
             levels,
             slices_version: slices_version.0,
             programmed: Some(fleet.connected),
             cluster: Some(fleet.cluster),
             nodes_left: fleet.has_left(LEFT),
             epoch: 0,
-        }
+        };
+        (message, waits_for)
     }
 
     /// The pods that end on a node, at most [`MAX_LEVELS`].
@@ -85,13 +92,6 @@ impl EndingPods {
         let shares = by_namespace.map(|keys| keys.iter().copied().take(MAX_LEVELS).collect()).collect();
         let keys: BTreeSet<PodKey> = fair_shares(shares, MAX_LEVELS).into_iter().collect();
         keys.into_iter().filter_map(|key| Some((key, self.pods.get(&key)?))).collect()
-    }
-
-    /// The first revision that a pod of this node waits for, of those that some node has not programmed.
-    pub(crate) fn waits_for(&self, fleet: &Fleet, node: &str) -> Option<Revision> {
-        let programmed = fleet.programmed_on_all_nodes()?;
-        let unused_since = self.of_node(node).into_iter().filter_map(|(_, pod)| pod.unused_since);
-        unused_since.filter(|since| *since > programmed).min()
     }
 
     /// How many pods end and are not drained.

@@ -60,7 +60,7 @@ fn unused_since(context: &FrontendContext) -> Option<Revision> {
 fn levels(context: &FrontendContext) -> Vec<(IpAddr, String, DrainState)> {
     let listed = ListedPod::of(context.cluster.index().entries_on(NODE));
     let pods = context.cluster.ending_pods();
-    let message = context.streams.read(|fleet| pods.message(fleet, NODE, &listed, SourceVersion::default()));
+    let message = context.streams.read(|fleet| pods.message(fleet, NODE, &listed, SourceVersion::default()).0);
     let address = |level: &DrainLevel| unpack_address(&level.address, "address").unwrap();
     message.levels.iter().map(|level| (address(level), level.pod_uid.clone(), level.state())).collect()
 }

@@ -100,8 +100,8 @@ fn look(context: &FrontendContext, node: &str, listed: &[ListedPod]) -> (v1::Dra
     let pods = context.cluster.ending_pods();
     let epoch = context.cluster.epoch.0;
     context.streams.read(|fleet| {
-        let message = pods.message(fleet, node, listed, slices_version);
-        (v1::DrainLevels { epoch, ..message }, pods.waits_for(fleet, node))
+        let (message, waits_for) = pods.message(fleet, node, listed, slices_version);
+        (v1::DrainLevels { epoch, ..message }, waits_for)
     })
 }
 

@@ -46,7 +46,7 @@ fn message(fixture: &Fixture) -> v1::DrainLevels {
     let context = &fixture.frontend.context;
     let listed = ListedPod::of(context.cluster.index().entries_on(NODE));
     let pods = context.cluster.ending_pods();
-    context.streams.read(|fleet| pods.message(fleet, NODE, &listed, SourceVersion::default()))
+    context.streams.read(|fleet| pods.message(fleet, NODE, &listed, SourceVersion::default()).0)
 }
 
 /// The level of an address: that of the pod there that is furthest from drained.
