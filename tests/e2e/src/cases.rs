@@ -113,6 +113,8 @@ macro_rules! conformance {
                 #[rules]
                 kubelet_asks_at_the_port_of_health_checks,
                 hook_waits_for_the_next_backend,
+                #[shared]
+                hooks_of_many_pods_are_answered_beside_probes_of_others,
             }
             restarts {
                 #[shared]

@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, ErrorKind},
-    net::{Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -15,7 +15,7 @@ use crate::{
     deployment::{Backend, Deployment},
     http::{HttpResponse, http_get},
     manifests::{Endpoint, EndpointState, Service},
-    plan::{self, IpFamily},
+    plan::{self, DualStack, IpFamily},
     wait::eventually,
     wire::Protocol,
 };
@@ -155,12 +155,49 @@ pub fn hook_waits_for_the_next_backend(backend: Backend) {
     }
 }
 
+/// All pods of a node end at once, while the probes of a pod that does not end ask about that, and about one that ends
+/// (`httpGet.host`).
+pub fn hooks_of_many_pods_are_answered_beside_probes_of_others(backend: Backend) {
+    const PODS: u8 = 110;
+    const PROBES: usize = 200;
+    let addresses: Vec<_> = (0..PODS).map(|pod| plan::pod(1, 100 + pod)).collect();
+    let many = |cluster: &Cluster, state| {
+        let pods = addresses.iter().map(|address| Endpoint::at(*address, cluster.node('a')).state(state));
+        let service = Service::new("many").cluster_ip(plan::cluster_ip(2)).port_all(PORT, 8080);
+        service.endpoints(pods.chain([Endpoint::of(cluster.pod("pod-b-1"))]))
+    };
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, [Ready, Ready]), many(cluster, Ready)]);
+    let cluster = deployment.cluster();
+    let ask = |address: DualStack| hook_of(cluster, address.ip(IpFamily::V4), &drained_path(LONG_TIMEOUT));
+    let asked = (0..PROBES).map(|probe| if probe % 2 == 0 { cluster.pod(POD).address } else { addresses[0] });
+
+    let probes: Vec<_> = asked.map(ask).collect();
+    let hooks: Vec<_> = addresses.iter().copied().map(ask).collect();
+    eventually("all hooks wait", Duration::from_secs(60), || {
+        (waiting_pods(&deployment) == usize::from(PODS) + 1).then_some(())
+    });
+    assert!(hooks.iter().chain(&probes).all(|hook| !hook.is_finished()), "a hook was refused");
+
+    let ends = many(deployment.cluster(), Draining);
+    deployment.apply(&ends);
+    for hook in hooks {
+        let answered = answer(hook);
+        assert_eq!(answered.status, 200, "{answered:?}");
+    }
+    let mut about_itself = probes.iter().step_by(2);
+    assert!(about_itself.all(|probe| !probe.is_finished()), "a pod in use is not drained");
+}
+
 type Hook = JoinHandle<io::Result<HttpResponse>>;
 
 /// A request of the kubelet, in a thread of its own.
 fn hook(cluster: &Cluster, family: IpFamily, path: &str) -> Hook {
+    hook_of(cluster, cluster.pod(POD).address.ip(family), path)
+}
+
+fn hook_of(cluster: &Cluster, pod: IpAddr, path: &str) -> Hook {
     let node = cluster.node('a').netns.clone();
-    let to = SocketAddr::new(cluster.pod(POD).address.ip(family), DRAINED_PORT);
+    let to = SocketAddr::new(pod, DRAINED_PORT);
     let path = path.to_owned();
     thread::spawn(move || http_get(&node, to, &path, response_timeout(LONG_TIMEOUT)))
 }

@@ -45,6 +45,11 @@ impl Endpoint {
         Self::new(node.address, &node.name, &node.zone)
     }
 
+    /// An endpoint on a node, whether anything has its address or not, ready.
+    pub fn at(address: DualStack, node: &Node) -> Self {
+        Self::new(address, &node.name, &node.zone)
+    }
+
     fn new(address: DualStack, node: &str, zone: &str) -> Self {
         Self {
             address,
