@@ -100,11 +100,16 @@ pub(crate) fn any_pod(api: &ApiServer, rng: &mut Rng) -> Option<(IpAddr, usize)>
     Some((address, node))
 }
 
-/// All slices say that a pod is terminating.
-pub(crate) fn end_pod(api: &ApiServer, address: IpAddr) {
-    let is_pod = |endpoint: &Value| endpoint["addresses"][0].as_str().and_then(|it| it.parse().ok()) == Some(address);
-    for mut slice in api.list(Resource::EndpointSlice) {
-        let endpoints = slice["endpoints"].as_array_mut().into_iter().flatten().filter(|endpoint| is_pod(endpoint));
+/// All slices say that the pods at an address are terminating, at their other addresses, too.
+pub(crate) fn end_pods_at(api: &ApiServer, address: IpAddr) {
+    let is_there = |endpoint: &Value| endpoint["addresses"][0].as_str().and_then(|it| it.parse().ok()) == Some(address);
+    let slices = api.list(Resource::EndpointSlice);
+    let endpoints = slices.iter().filter_map(|slice| slice["endpoints"].as_array()).flatten();
+    let pods: Vec<_> = endpoints.filter(|endpoint| is_there(endpoint)).map(|it| it["targetRef"].clone()).collect();
+    let ends = |it: &Value| is_there(it) || (it["targetRef"].is_object() && pods.contains(&it["targetRef"]));
+
+    for mut slice in slices {
+        let endpoints = slice["endpoints"].as_array_mut().into_iter().flatten().filter(|endpoint| ends(endpoint));
         let ended =
             endpoints.map(|pod| pod["conditions"] = json!({"ready": false, "serving": true, "terminating": true}));
         if ended.count() > 0 {
@@ -289,6 +294,15 @@ fn slice_name(service: usize, (part, family): (usize, &str)) -> String {
     format!("{}-{part}-{family}", service_name(service))
 }
 
+/// The pod of an endpoint, which has an address of each family. The first two slices of a Service name different pods
+/// at the same address, as if it was used again before the former pod has left its slice; the third one was written by
+/// hand.
+fn pod_of(service: usize, part: usize, (node, host): (usize, usize)) -> Option<Value> {
+    let uid = format!("{node:08x}-0000-0000-{part:04x}-{host:012x}");
+    let name = format!("pod-{node}-{host}-{part}");
+    (part < 2).then(|| json!({"kind": "Pod", "namespace": namespace(service), "name": name, "uid": uid}))
+}
+
 fn slice(rng: &mut Rng, service: usize, (part, family): (usize, &str), nodes: usize) -> Value {
     let hinted = rng.u8(0..4) == 0;
     let endpoints: Vec<_> = (0..rng.usize(0..5))
@@ -302,6 +316,9 @@ fn slice(rng: &mut Rng, service: usize, (part, family): (usize, &str), nodes: us
                 "conditions": {"ready": ready && !terminating, "serving": ready, "terminating": terminating},
                 "nodeName": node_name(node),
             });
+            if let Some(pod) = pod_of(service, part, (node, host)) {
+                endpoint["targetRef"] = pod;
+            }
             if hinted {
                 endpoint["hints"] = json!({"forZones": [{"name": rng.choice(ZONES)}]});
             }

@@ -115,7 +115,7 @@ impl World {
         if let Some(node) = rng.choice(&self.nodes) {
             node.kernel.stall(Duration::from_millis(rng.u64(0..1_000)));
         }
-        objects::end_pod(&self.api, address);
+        objects::end_pods_at(&self.api, address);
         version.store(self.api.version(), Ordering::SeqCst);
         trace!(self.trace, "pod {address} ends, version {}", self.api.version());
     }
