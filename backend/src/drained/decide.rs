@@ -314,8 +314,8 @@ impl Together {
         self.silent.iter().map(|(since, _)| *since + patience).max()
     }
 
-    /// Whether nodes that they do not speak for may still connect to one of them. `spoken_since`: since when no frontend
-    /// has to be waited for.
+    /// Whether nodes that they do not speak for may still connect to one of them. `spoken_since`: since when no
+    /// frontend has to be waited for.
     fn may_get_nodes(&self, view: &View, spoken_since: Instant, now: Instant) -> bool {
         let has_lost_frontend = view.last_removed.is_some_and(|removed| now < removed + INCOMPLETE_TIMEOUT);
         let has_lost_node = self.nodes_left && now < spoken_since + INCOMPLETE_TIMEOUT;

@@ -54,9 +54,9 @@ pub(crate) struct Drain<'a> {
 }
 
 impl EndingPods {
-    /// What a node is told of its pods. `listed`: those in slices that did not end a moment ago; what is known of a pod
-    /// that ends is newer. Of several levels at an address, the one that is furthest from drained counts. Also returns the
-    /// first revision that a pod of this node waits for, of those that some node has not programmed.
+    /// What a node is told of its pods, and the first revision that one of them waits for, of those that some node has
+    /// not programmed. `listed`: those in slices that did not end a moment ago; what is known of a pod that ends is
+    /// newer. Of several levels at an address, the one that is furthest from drained counts.
     pub(crate) fn message(
         &self,
         fleet: &Fleet,
