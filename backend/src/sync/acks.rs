@@ -39,6 +39,8 @@ const FAILURE_OVERHEAD: usize = 32;
 pub(crate) struct Acks {
     /// Changes with every session.
     session: u64,
+    /// The number of the last commit or bookmark before the session.
+    before_session: u64,
     /// The commits and bookmarks of the session that are not acked.
     waiting: VecDeque<Received>,
     /// The last one that was acked in the session, and how.
@@ -55,6 +57,8 @@ pub(crate) struct Acks {
 #[derive(Clone, Copy, Debug)]
 struct Received {
     position: Position,
+    /// The number of the last commit or bookmark before its session.
+    before_session: u64,
     /// Of the committed state.
     digest: Digest,
     at: Instant,
@@ -76,7 +80,8 @@ impl Acks {
             self.waiting.pop_front();
         }
         let position = Position { number, session: self.session, revision };
-        self.waiting.push_back(Received { position, digest, at: Instant::now() });
+        let before_session = self.before_session;
+        self.waiting.push_back(Received { position, before_session, digest, at: Instant::now() });
         position
     }
 
@@ -86,9 +91,10 @@ impl Acks {
         }
     }
 
-    /// The session has ended, and its acks are void.
-    pub(super) fn session_ended(&mut self) {
+    /// The session has ended, and its acks are void. `newest`: the number of the newest commit or bookmark.
+    pub(super) fn session_ended(&mut self, newest: u64) {
         self.session += 1;
+        self.before_session = newest;
         self.waiting.clear();
         self.sent = None;
         self.repeat_at = None;
@@ -157,12 +163,19 @@ impl Received {
         Ack {
             received,
             programmed: programmed_revision,
+            received_number: self.number_in_session(self.position.number),
+            programmed_number: self.number_in_session(programmed.complete.number.min(self.position.number)),
             unfinished_namespaces: if is_finished { BTreeSet::new() } else { programmed.unfinished_namespaces.clone() },
             digest: Some(self.digest),
             apply_time: self.at.elapsed(),
             failures,
             degraded: programmed.degraded.clone(),
         }
+    }
+
+    /// The number that a commit or bookmark has in the session; 0: it was received before.
+    fn number_in_session(&self, number: u64) -> u64 {
+        number.saturating_sub(self.before_session)
     }
 
     /// The newest revision of the session, up to this one, that is programmed; 0: none.
@@ -219,6 +232,26 @@ mod tests {
         assert_eq!(acked(&mut acks, &programmed), [(Revision(10), Revision(10), 1)]);
         programmed.failures.clear();
         assert_eq!(acked(&mut acks, &programmed), [(Revision(10), Revision(10), 0)]);
+    }
+
+    /// What an earlier session has had programmed is not of this one.
+    #[test]
+    fn numbers_in_acks_begin_anew_with_each_session() {
+        let mut acks = Acks::default();
+        let numbers = |acks: &mut Acks, number, complete| {
+            let programmed = Programmed { number, complete, ..Programmed::default() };
+            let ack = acks.due(&programmed).pop().unwrap();
+            (ack.received_number, ack.programmed_number)
+        };
+        let before = acks.received(1, Revision(10), Digest::default());
+        let commit = acks.received(2, Revision(12), Digest::default());
+        assert_eq!(numbers(&mut acks, 2, before), (2, 1));
+        assert_eq!(numbers(&mut acks, 2, commit), (2, 2));
+
+        acks.session_ended(2);
+        let snapshot = acks.received(3, Revision(5), Digest::default());
+        assert_eq!(numbers(&mut acks, 3, commit), (1, 0));
+        assert_eq!(numbers(&mut acks, 3, snapshot), (1, 1));
     }
 
     /// A pod that ends waits for its own namespace only.

@@ -159,7 +159,7 @@ impl<C: Connect> Follower<C> {
 
     fn session_ended(&mut self) {
         self.replica.session_ended();
-        self.acks.session_ended();
+        self.acks.session_ended(self.target.borrow().number);
         self.progress.send_modify(|progress| progress.connected = false);
     }
 

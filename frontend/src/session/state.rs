@@ -266,7 +266,7 @@ impl<'a> Session<'a> {
     }
 
     async fn on_ack(&mut self, ack: Ack) -> Result<(), SessionEnd> {
-        let Ack { received, programmed, digest, apply_time, failures, degraded, unfinished_namespaces } = ack;
+        let Ack { received, programmed, digest, apply_time, failures, degraded, unfinished_namespaces, .. } = ack;
         let may_be_repeat = self.may_be_repeat(received, digest);
         let expected = match self.awaiting {
             Awaiting::Ack(expected) if received == self.sent && !may_be_repeat => Some(expected),

@@ -103,15 +103,17 @@ impl From<&ClientMessage> for v1::ClientMessage {
         let message = match message {
             ClientMessage::Hello(hello) => Message::Hello(hello.into()),
             ClientMessage::Ack(ack) => {
-                let Ack { received, programmed, digest, apply_time, failures, degraded, unfinished_namespaces } = ack;
+                let namespaces = &ack.unfinished_namespaces;
                 Message::Ack(v1::Ack {
-                    received: received.0,
-                    digest: digest.map_or(0, |digest| digest.0),
-                    apply_micros: micros(*apply_time),
-                    failures: failures.iter().map(Into::into).collect(),
-                    programmed: programmed.0,
-                    degraded: degraded.clone(),
-                    unfinished_namespaces: unfinished_namespaces.iter().map(ToString::to_string).collect(),
+                    received: ack.received.0,
+                    digest: ack.digest.map_or(0, |digest| digest.0),
+                    apply_micros: micros(ack.apply_time),
+                    failures: ack.failures.iter().map(Into::into).collect(),
+                    programmed: ack.programmed.0,
+                    degraded: ack.degraded.clone(),
+                    unfinished_namespaces: namespaces.iter().map(ToString::to_string).collect(),
+                    received_number: ack.received_number,
+                    programmed_number: ack.programmed_number,
                 })
             }
             ClientMessage::DigestResponse(revision, digests) => {
@@ -148,6 +150,8 @@ impl TryFrom<v1::ClientMessage> for ClientMessage {
             Message::Ack(ack) => Self::Ack(Ack {
                 received: Revision(ack.received),
                 programmed: Revision(ack.programmed),
+                received_number: ack.received_number,
+                programmed_number: ack.programmed_number,
                 digest: (ack.digest != 0).then_some(Digest(ack.digest)),
                 apply_time: Duration::from_micros(ack.apply_micros),
                 failures: each(ack.failures, "ack.failures")?,

@@ -210,6 +210,8 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
             ClientMessage::Ack(Ack {
                 received: Revision(one.max(other)),
                 programmed: Revision(one.min(other)),
+                received_number: one.max(other),
+                programmed_number: one.min(other),
                 digest: digest.map(Digest),
                 apply_time: Duration::from_micros(micros),
                 failures,

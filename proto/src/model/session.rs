@@ -136,6 +136,10 @@ pub struct Ack {
     /// The newest commit or bookmark of the stream up to which everything is in the kernel, except for the failures; 0
     /// if there is none.
     pub programmed: Revision,
+    /// The number of `received` among the commits and bookmarks of the stream, from 1.
+    pub received_number: u64,
+    /// The number of `programmed`; 0 if there is none.
+    pub programmed_number: u64,
     /// The digest of the committed state; `None` if the client computes no digests.
     pub digest: Option<Digest>,
     /// The time from receiving the commit until the kernel was programmed.
@@ -160,6 +164,8 @@ impl Ack {
         Self {
             received,
             programmed,
+            received_number: 0,
+            programmed_number: 0,
             digest,
             apply_time: Duration::ZERO,
             failures: Vec::new(),

@@ -81,6 +81,12 @@ pub struct Ack {
     /// if there are more. So the large changes of one namespace delay only its own pods that end.
     #[prost(string, repeated, tag = "7")]
     pub unfinished_namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The commits and bookmarks of a stream have numbers, from 1, in their order. The number of `received`; never 0.
+    #[prost(uint64, tag = "8")]
+    pub received_number: u64,
+    /// The number of `programmed`; 0 until everything up to a commit or bookmark of the stream is in the kernel.
+    #[prost(uint64, tag = "9")]
+    pub programmed_number: u64,
 }
 /// A service port that the node could not program completely. Everything else of the programmed revision is.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

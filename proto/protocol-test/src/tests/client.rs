@@ -399,6 +399,8 @@ impl Client {
         ClientMessage::Ack(Ack {
             received,
             programmed: received,
+            received_number: 0,
+            programmed_number: 0,
             digest: (self.fault != Fault::Minimal).then_some(digest),
             apply_time: Duration::from_secs(if self.fault == Fault::WrongApplyTimeUnit { 1000 } else { 0 }),
             failures: if self.fault == Fault::UnknownFailure { vec![unknown] } else { Vec::new() },
