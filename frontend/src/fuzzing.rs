@@ -14,7 +14,7 @@ use futures::StreamExt as _;
 use http::Response;
 use proto::{
     digest::Digest,
-    model::{Ack, Bookmark, ClientMessage, ClusterInfo, Operation, Revision, ServerMessage},
+    model::{Ack, Batch, ClientMessage, ClusterInfo, Operation, ServerMessage},
 };
 use runtime::{Shutdown, lock};
 use rustls::pki_types::CertificateDer;
@@ -156,8 +156,9 @@ impl Sessions {
         Self { frontend, shutdown, updates, objects }
     }
 
-    /// One stream: messages of a client, and, where `None`, a change of the cluster. An even revision in an Ack becomes
-    /// the last one that was sent, and an even digest the one that is expected: random ones would end each stream.
+    /// One stream: messages of a client, and, where `None`, a change of the cluster. An even number in an Ack becomes
+    /// that of the last one that was sent, and an even digest the one that is expected: random ones would end each
+    /// stream.
     pub async fn stream(&self, messages: impl IntoIterator<Item = Option<ClientMessage>>) {
         let (to_session, from_client) = mpsc::channel(4);
         let (outgoing, mut from_session) = mpsc::channel(1);
@@ -165,7 +166,7 @@ impl Sessions {
         let input = ReceiverStream::new(from_client).map(Ok);
         let session = session::run(context.clone(), Identity::Trusted, input, outgoing, self.shutdown.clone());
         let mut session = tokio::spawn(session);
-        let mut sent = Revision(0);
+        let mut sent = 0;
         let mut node = None;
         for (number, message) in messages.into_iter().enumerate() {
             match message {
@@ -173,11 +174,11 @@ impl Sessions {
                 Some(mut message) => {
                     match &mut message {
                         ClientMessage::Hello(hello) => node = Some(hello.node.clone()),
-                        ClientMessage::Ack(Ack { received, programmed, digest, .. }) => {
-                            if received.0 % 2 == 0 {
-                                *received = sent;
+                        ClientMessage::Ack(Ack { received_number, programmed_number, digest, .. }) => {
+                            if received_number.is_multiple_of(2) {
+                                *received_number = sent;
                             }
-                            *programmed = (*programmed).min(*received);
+                            *programmed_number = (*programmed_number).min(*received_number);
                             if let (Some(digest), Some(node)) = (digest, &node)
                                 && digest.0 % 2 == 0
                             {
@@ -195,8 +196,7 @@ impl Sessions {
                 yield_now().await;
                 while let Ok(message) = from_session.try_recv() {
                     match message.into_message() {
-                        ServerMessage::Batch(batch) => sent = batch.target,
-                        ServerMessage::Bookmark(Bookmark { revision, .. }) => sent = revision,
+                        ServerMessage::Batch(Batch { commit: true, .. }) | ServerMessage::Bookmark(_) => sent += 1,
                         _ => {}
                     }
                 }

@@ -27,7 +27,7 @@ use std::{sync::Arc, time::Duration};
 use futures::{Stream, StreamExt as _};
 use proto::{
     InvalidMessage, MAX_MESSAGE_BYTES,
-    model::{ClientMessage, Hello, KindVersions, Revision, Role, ServerMessage, SourceVersion},
+    model::{ClientMessage, Hello, KindVersions, Role, ServerMessage, SourceVersion},
 };
 use runtime::{Rate, Shutdown};
 use tokio::{
@@ -68,13 +68,13 @@ pub enum SessionError {
     /// The client sent a message before it received Welcome.
     #[error("a message before the Welcome: after Hello, wait for Welcome")]
     TooEarly,
-    /// The client acknowledged a revision that it was not sent.
-    #[error("ack.received: is {acked}, but the last revision sent on this stream is {sent}")]
+    /// The client acknowledged another commit or bookmark than the one in flight, or the last one again.
+    #[error("ack.received_number: is {number}, after {acked} in the last Ack: count each commit and bookmark once")]
     UnexpectedAck {
-        /// The revision in the Ack.
-        acked: Revision,
-        /// The last revision sent.
-        sent: Revision,
+        /// The number in the Ack.
+        number: u64,
+        /// The number in the last one.
+        acked: u64,
     },
     /// The client sent a DigestResponse without a DigestRequest.
     #[error("unexpected DigestResponse: send it only in answer to a DigestRequest")]
@@ -229,7 +229,6 @@ async fn serve(
         session.advance().await?;
         let idle = session.is_idle();
         let permit_expires_at = session.output.permit.as_ref().map(|permit| permit.expires_at);
-        let repeat_deadline = session.repeat_deadline;
         tokio::select! {
             () = &mut closed => return Err(SessionEnd::Disconnected),
             message = input.next() => session.on_message(message.ok_or(SessionEnd::Disconnected)??).await?,
@@ -237,7 +236,6 @@ async fn serve(
             () = runtime::sleep_until(permit_expires_at) => {
                 session.output.permit = None;
             }
-            () = runtime::sleep_until(repeat_deadline) => session.accept_repeat().await?,
             () = &mut timer, if idle => {
                 if session.bookmark_at <= Instant::now() {
                     session.bookmark().await?;

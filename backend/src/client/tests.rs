@@ -164,10 +164,7 @@ async fn messages_pass_in_both_directions() {
     }
     let state = mk_state().build();
     let replies = [
-        ClientMessage::Ack(Ack {
-            apply_time: Duration::from_micros(17),
-            ..Ack::complete(Revision(1), Some(Digest(5)))
-        }),
+        ClientMessage::Ack(Ack { apply_time: Duration::from_micros(17), ..Ack::complete(1, Some(Digest(5))) }),
         ClientMessage::DigestResponse(Revision(1), Box::new(state.digests().clone())),
     ];
     for reply in replies {

@@ -158,7 +158,7 @@ def messages(call):
 def follow(channel, args, state, committed):
     """Follows one stream to its end. Takes and returns epoch and revision of the committed state. Also returns for how
     many seconds there was a session, and the most to wait for before the next one."""
-    outgoing, staged, base, first, limit = queue.SimpleQueue(), [], None, None, 3
+    outgoing, staged, base, number, first, limit = queue.SimpleQueue(), [], None, 0, None, 3
     client = {"protocol_version": 1, "node": args.node, "backend": "nginx", "backend_version": "1"}
     outgoing.put(PROTO.ClientMessage(hello=PROTO.Hello(epoch=committed[0], revision=committed[1], **client)))
     call = SERVICE.FairleadStub(channel).Watch(iter(outgoing.get, None))
@@ -185,8 +185,8 @@ def follow(channel, args, state, committed):
             elif kind is None:
                 raise ValueError("unknown message: the frontend is newer than this backend")  # rule 2
             if revision is not None:
-                base, committed = revision, (epoch, revision)
-                outgoing.put(ack(state.ports.values(), revision))  # rule 6
+                base, number, committed = revision, number + 1, (epoch, revision)
+                outgoing.put(ack(state.ports.values(), number))  # rule 6
     except (grpc.RpcError, ValueError) as error:
         if not first and error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             limit = 15  # the frontend rejects this client
@@ -197,11 +197,11 @@ def follow(channel, args, state, committed):
     return committed, time.monotonic() - first if first else 0, limit
 
 
-def ack(ports, revision):
+def ack(ports, number):
     failures = [PROTO.ServicePortFailure(key=port.key, reason=why) for port in ports if (why := failure(port))]
     sizes = itertools.accumulate(failed.ByteSize() for failed in failures)
     failures = [failed for failed, size in zip(failures, sizes) if size <= 256 << 10]
-    return PROTO.ClientMessage(ack=PROTO.Ack(received=revision, programmed=revision, failures=failures))
+    return PROTO.ClientMessage(ack=PROTO.Ack(received_number=number, programmed_number=number, failures=failures))
 
 
 def follow_drains(args, options):

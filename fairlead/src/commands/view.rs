@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use backend::{Connect as _, NodeState, Session};
-use proto::model::{
-    Ack, Bookmark, ClientMessage, Hello, KindVersions, NodeInfo, Revision, Role, ServerMessage, SourceVersion,
-};
+use proto::model::{Ack, ClientMessage, Hello, KindVersions, NodeInfo, Revision, Role, ServerMessage, SourceVersion};
 use tokio::time::timeout;
 
 use crate::{cli::FrontendAddressArgs, running_backend::RunningBackend};
@@ -20,6 +18,8 @@ const FIRST_COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A stream of the role observer, and the state that it has committed.
 pub(crate) struct View {
     session: Session,
+    /// That of the last commit or bookmark.
+    number: u64,
     /// Includes what is not committed yet.
     staged: NodeState,
     pub(crate) state: NodeState,
@@ -82,7 +82,7 @@ impl View {
             format!("cannot open a stream to a frontend at {addresses}")
         })?;
         let state = NodeState::new(NodeInfo::unknown(node));
-        Ok(Self { session, staged: state.clone(), state })
+        Ok(Self { session, number: 0, staged: state.clone(), state })
     }
 
     /// The next message; a batch that commits is in the state. Acknowledges commits and bookmarks, and answers digest
@@ -94,10 +94,10 @@ impl View {
                 self.staged.apply(batch.operations.iter().cloned());
                 if batch.commit {
                     self.state = self.staged.clone();
-                    self.ack(batch.target).await?;
+                    self.ack().await?;
                 }
             }
-            ServerMessage::Bookmark(Bookmark { revision, .. }) => self.ack(*revision).await?,
+            ServerMessage::Bookmark(_) => self.ack().await?,
             ServerMessage::DigestRequest => {
                 let digests = Box::new(self.state.digests().clone());
                 self.reply(ClientMessage::DigestResponse(Revision::default(), digests)).await?;
@@ -107,9 +107,10 @@ impl View {
         Ok(message)
     }
 
-    async fn ack(&mut self, revision: Revision) -> Result<()> {
+    async fn ack(&mut self) -> Result<()> {
+        self.number += 1;
         let digest = Some(self.state.digests().total());
-        self.reply(ClientMessage::Ack(Ack::complete(revision, digest))).await
+        self.reply(ClientMessage::Ack(Ack::complete(self.number, digest))).await
     }
 
     async fn reply(&mut self, event: ClientMessage) -> Result<()> {

@@ -55,9 +55,8 @@ const DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// such as an endpoint that comes and goes and that the backend ignores.
 const MISMATCHES: Rate = Rate { burst: 6, every: Duration::from_secs(600) };
 
-/// How long an Ack with the wrong digest from before a repair may be one that was sent before the repair arrived. If no
-/// other one follows, it is that of the repair.
-const REPEAT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The most commits and bookmarks whose revisions are kept until they are programmed. A node rarely lags more than one.
+const MAX_REVISIONS: usize = 64;
 
 /// The most new failures of one Ack that are looked up and reported: as many as are counted of one node.
 const MAX_NEW_FAILURES: usize = 512;
@@ -79,13 +78,9 @@ pub(super) struct Session<'a> {
     cursor: Revision,
     /// The last revision that was sent to the client. Lower than `cursor` while nothing changes for its node.
     sent: Revision,
-    /// The last revision that the client has acknowledged on this stream.
-    acked: Revision,
-    /// The digest in that Ack.
-    acked_digest: Option<Digest>,
+    /// The number of the last commit or bookmark that the client has acknowledged; 0: none.
+    acked: u64,
     awaiting: Awaiting,
-    /// When the Ack of a repair counts that may be a repeated one; `None` if there is no such Ack.
-    pub(super) repeat_deadline: Option<Instant>,
     /// Whether the client computes digests at all.
     sends_digests: bool,
     digest_trust: DigestTrust,
@@ -95,23 +90,25 @@ pub(super) struct Session<'a> {
     freshness_told: Instant,
     /// When the oldest change in the difference being sent was committed; `None` for anything but a difference.
     committed_at: Option<Instant>,
-    /// The newest revision that the client has programmed, according to its last Ack.
-    programmed: Revision,
+    /// The number of the newest commit or bookmark that the client has programmed, according to its last Ack.
+    programmed: u64,
+    /// The revisions of the commits and bookmarks by number, from the newest one that is programmed on.
+    revisions: BTreeMap<u64, Revision>,
     /// What it has programmed beyond that, according to its last Ack.
     partly: PartlyProgrammed,
     /// The Services that it cannot program, according to its last Ack, and since when.
     failing_services: Arc<BTreeMap<ObjectName, Instant>>,
-    /// Once the client has programmed this one, it has had everything: the first that was sent on this stream, or since
-    /// a mismatch. `None`: none was sent, so that a mismatch that is not repaired keeps the node from counting as
-    /// programmed.
-    first: Option<Revision>,
+    /// Once the client has programmed the one with this number, it has had everything: the first that was sent on this
+    /// stream, or since a mismatch. `None`: none was sent, so that a mismatch that is not repaired keeps the node from
+    /// counting as programmed.
+    first: Option<u64>,
 }
 
 /// The answer that the client owes before anything else is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Awaiting {
     Nothing,
-    /// An Ack of `sent`, with this digest.
+    /// An Ack of the number after `acked`, with this digest.
     Ack(Digest),
     Digests,
 }
@@ -169,16 +166,15 @@ impl<'a> Session<'a> {
             node,
             cursor: base,
             sent: base,
-            acked: NO_REVISION,
-            acked_digest: None,
+            acked: 0,
             awaiting: Awaiting::Nothing,
-            repeat_deadline: None,
             sends_digests: hello.digests.is_some(),
             digest_trust: DigestTrust::Agreed,
             bookmark_at: Instant::now(),
             freshness_told: Instant::now(),
             committed_at: None,
-            programmed: NO_REVISION,
+            programmed: 0,
+            revisions: BTreeMap::new(),
             partly: PartlyProgrammed::default(),
             failing_services: Arc::default(),
             first: None,
@@ -266,35 +262,35 @@ impl<'a> Session<'a> {
     }
 
     async fn on_ack(&mut self, ack: Ack) -> Result<(), SessionEnd> {
-        let Ack { received, programmed, digest, apply_time, failures, degraded, unfinished_namespaces, .. } = ack;
-        let may_be_repeat = self.may_be_repeat(received, digest);
-        let expected = match self.awaiting {
-            Awaiting::Ack(expected) if received == self.sent && !may_be_repeat => Some(expected),
-            // There is one for each commit at most.
-            _ if received == self.acked && programmed == received && self.programmed < received => None,
-            // It may be sent again at any time, when more is programmed or other failures are to be reported.
-            _ if received == self.acked && received != NO_REVISION => {
-                let rate = self.context.config.repeated_acks;
-                let taken = self.ack_repeats.take(rate, Instant::now());
-                taken.map_err(|_| SessionError::TooManyRepeats(rate))?;
+        let Ack { received_number, programmed_number, digest, apply_time, failures, degraded, .. } = ack;
+        let answered = match self.awaiting {
+            Awaiting::Ack(expected) if received_number == self.acked + 1 => Some(expected),
+            _ if received_number == self.acked => {
+                self.count_repeat(programmed_number)?;
                 None
             }
-            _ => return Err(SessionError::UnexpectedAck { acked: received, sent: self.sent }.into()),
+            _ => return Err(SessionError::UnexpectedAck { number: received_number, acked: self.acked }.into()),
         };
-        self.acked = received;
-        self.programmed = programmed;
-        self.partly = PartlyProgrammed { revision: received, unfinished_namespaces };
+
+        self.programmed = programmed_number;
+        self.partly.unfinished_namespaces = ack.unfinished_namespaces;
+        if answered.is_some() {
+            self.acked = received_number;
+            self.partly.revision = self.sent;
+        }
+
         // The lock of all streams is held only to exchange the failures. A pod waits for all Services that fail, also
         // for those that the list has no room for.
         self.failing_services = Arc::new(failing_services(&failures, &self.failing_services));
         let failing_services = self.failing_services.clone();
         let failures = Arc::<[_]>::from(truncated_failures(failures));
         let degraded = truncated_degraded(degraded);
+        let acked = self.partly.revision;
         let (previous, degraded_before, _) = self.status.update(|status| {
-            if expected.is_some() {
+            if answered.is_some() {
                 status.unanswered_since = None;
             }
-            status.acked = received;
+            status.acked = acked;
             status.apply_time = apply_time;
             let previous = mem::replace(&mut status.failures, failures.clone());
             let degraded_before = mem::replace(&mut status.degraded, degraded.clone());
@@ -306,44 +302,32 @@ impl<'a> Session<'a> {
             self.context.events.report(EventReport::Degraded(self.node.clone(), text));
         }
         self.sends_digests |= digest.is_some();
-        match expected {
-            Some(expected) => return self.accept_ack(digest, expected).await,
-            None if may_be_repeat => {
-                self.repeat_deadline.get_or_insert_with(|| Instant::now() + REPEAT_TIMEOUT);
-            }
-            None => self.set_programmed(),
+        if let Some(expected) = answered {
+            return self.accept_ack(digest, expected).await;
         }
+        self.set_programmed();
         Ok(())
     }
 
-    /// Whether an Ack may be that from before the repair in flight, repeated before the repair arrived. Both have the
-    /// same revision if nothing has changed since, and a client that has applied the repair has another digest.
-    fn may_be_repeat(&self, received: Revision, digest: Option<Digest>) -> bool {
-        let is_repair = matches!(self.digest_trust, DigestTrust::Repaired | DigestTrust::Resent);
-        let is_wrong =
-            matches!(self.awaiting, Awaiting::Ack(expected) if digest.is_some_and(|digest| digest != expected));
-        is_repair && is_wrong && received == self.acked && self.sent == self.acked && digest == self.acked_digest
-    }
-
-    /// Takes an Ack that may be a repeated one for that of the repair: no other one has followed.
-    pub(super) async fn accept_repeat(&mut self) -> Result<(), SessionEnd> {
-        self.repeat_deadline = None;
-        let Awaiting::Ack(expected) = self.awaiting else { return Ok(()) };
-        self.status.update(|status| status.unanswered_since = None);
-        self.accept_ack(self.acked_digest, expected).await
+    /// Limits how often the client sends its last Ack again, when more is programmed or other failures are to be
+    /// reported. The one that says that everything is programmed does not count: there is one for each commit at most.
+    fn count_repeat(&mut self, programmed_number: u64) -> Result<(), SessionError> {
+        if programmed_number == self.acked && self.programmed < self.acked {
+            return Ok(());
+        }
+        let rate = self.context.config.repeated_acks;
+        self.ack_repeats.take(rate, Instant::now()).map_err(|_| SessionError::TooManyRepeats(rate))
     }
 
     /// The client has acknowledged what was in flight.
     async fn accept_ack(&mut self, digest: Option<Digest>, expected: Digest) -> Result<(), SessionEnd> {
         self.awaiting = Awaiting::Nothing;
-        self.acked_digest = digest;
-        self.repeat_deadline = None;
         self.output.permit = None;
         self.status.clear_error();
         match digest {
             Some(digest) if digest == expected => self.digest_trust = DigestTrust::Agreed,
             Some(digest) if self.digest_trust != DigestTrust::Disabled => {
-                return self.on_mismatch(self.acked, digest, expected).await;
+                return self.on_mismatch(digest, expected).await;
             }
             _ => {}
         }
@@ -378,8 +362,9 @@ impl<'a> Session<'a> {
         }
     }
 
-    async fn on_mismatch(&mut self, revision: Revision, digest: Digest, expected: Digest) -> Result<(), SessionEnd> {
+    async fn on_mismatch(&mut self, digest: Digest, expected: Digest) -> Result<(), SessionEnd> {
         let (digest, expected) = (digest.0, expected.0);
+        let revision = self.sent;
         let is_repaired = self.mismatches.take(MISMATCHES, Instant::now()).is_ok();
         let count = self.context.count_mismatch(&self.counted_as, self.digest_trust == DigestTrust::Resent);
         match count {
@@ -428,7 +413,7 @@ impl<'a> Session<'a> {
                 }
                 self.digest_trust = DigestTrust::Disabled;
                 // The snapshot counts, as digests do not any more.
-                self.first = Some(revision);
+                self.first = Some(self.acked);
                 self.set_programmed();
                 Ok(())
             }
@@ -533,8 +518,10 @@ impl<'a> Session<'a> {
 
     /// Records what the node has programmed: if everything that it was sent, what concerns it up to the cursor.
     fn set_programmed(&mut self) {
-        let programmed = self.programmed;
-        if programmed == self.acked && self.is_idle() && self.first.is_some() {
+        let known = self.revisions.range(..=self.programmed).next_back();
+        let (number, programmed) = known.map_or((0, NO_REVISION), |(number, revision)| (*number, *revision));
+        self.revisions.retain(|kept, _| *kept >= number);
+        if self.programmed == self.acked && self.is_idle() && self.first.is_some() {
             if let Some(committed_at) = self.committed_at.take() {
                 self.context.metrics.acks.observe(committed_at.elapsed().as_secs_f64());
             }
@@ -545,7 +532,7 @@ impl<'a> Session<'a> {
             });
         }
         let since = self.context.cluster.log().changed_since(programmed);
-        let had_everything = self.first.is_some_and(|first| programmed >= first);
+        let had_everything = self.first.is_some_and(|first| self.programmed >= first);
         let partly = self.first.filter(|first| self.acked >= *first).map(|_| self.partly.clone());
         self.status.update(|status| {
             status.partly = partly.unwrap_or_default();
@@ -567,7 +554,13 @@ impl<'a> Session<'a> {
     fn await_ack(&mut self, revision: Revision, digest: Digest) {
         self.cursor = revision;
         self.sent = revision;
-        self.first.get_or_insert(revision);
+        let number = self.acked + 1;
+        if self.revisions.len() == MAX_REVISIONS {
+            // The node counts as having less, until it has programmed the new one.
+            self.revisions.pop_last();
+        }
+        self.revisions.insert(number, revision);
+        self.first.get_or_insert(number);
         self.awaiting = Awaiting::Ack(digest);
         self.bookmark_at = Instant::now() + self.context.config.bookmark_interval;
     }

@@ -274,7 +274,7 @@ async fn clients_receive_changes_until_they_are_drained() {
             match client.message().await {
                 ServerMessage::Drain(_) => break,
                 ServerMessage::Bookmark(Bookmark { revision, .. }) => {
-                    client.replica.revision = revision;
+                    client.received_up_to(revision);
                     client.ack().await;
                 }
                 other => panic!("{other:?}"),

@@ -8,7 +8,7 @@ use fairlead_frontend::object::{
 };
 use proto::{
     model::{IpFamily, PerFamily, Protocol},
-    v1::{Ack, Hello},
+    v1::{Ack, Batch, Hello, server_message::Message},
 };
 
 /// A Service without endpoints.
@@ -82,7 +82,12 @@ pub(crate) fn hello(node: &str) -> Hello {
     Hello { protocol_version: 1, node: node.to_owned(), backend: "nftables".to_owned(), ..Hello::default() }
 }
 
-/// The Ack of a backend that has programmed this revision.
-pub(crate) fn ack(revision: u64) -> Ack {
-    Ack { received: revision, programmed: revision, ..Ack::default() }
+/// The Ack of a backend that has programmed the commits and bookmarks up to this number.
+pub(crate) fn ack(number: u64) -> Ack {
+    Ack { received_number: number, programmed_number: number, ..Ack::default() }
+}
+
+/// Whether it is a commit or a bookmark, which clients count.
+pub(crate) fn is_numbered(message: &Message) -> bool {
+    matches!(message, Message::Batch(Batch { commit: true, .. }) | Message::Bookmark(_))
 }

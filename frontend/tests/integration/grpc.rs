@@ -24,7 +24,7 @@ use tonic::{
 };
 
 use crate::{
-    cluster::{ack, cluster_on, hello, service, slice_on},
+    cluster::{ack, cluster_on, hello, is_numbered, service, slice_on},
     running::RunningFrontend,
 };
 
@@ -45,6 +45,8 @@ struct Server {
 struct Stream {
     messages: mpsc::Sender<v1::ClientMessage>,
     answers: Streaming<v1::ServerMessage>,
+    /// The number of the last commit or bookmark.
+    number: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -119,7 +121,7 @@ impl Stream {
     async fn of(mut client: FairleadClient<Channel>) -> Self {
         let (messages, receiver) = mpsc::channel(4);
         let answers = client.watch(ReceiverStream::new(receiver)).await.unwrap().into_inner();
-        Self { messages, answers }
+        Self { messages, answers, number: 0 }
     }
 
     async fn send(&self, message: client_message::Message) {
@@ -128,7 +130,14 @@ impl Stream {
 
     async fn next(&mut self) -> Result<Option<server_message::Message>, Status> {
         let answer = timeout(TIMEOUT, self.answers.message()).await.expect("no answer");
-        Ok(answer?.and_then(|answer| answer.message))
+        let message = answer?.and_then(|answer| answer.message);
+        self.number += u64::from(message.as_ref().is_some_and(is_numbered));
+        Ok(message)
+    }
+
+    /// Acknowledges the last commit or bookmark.
+    async fn ack(&self) {
+        self.send(client_message::Message::Ack(ack(self.number))).await;
     }
 
     async fn expect_rejected(mut self) -> Status {
@@ -145,8 +154,7 @@ impl Stream {
                 other => panic!("{other:?}"),
             }
         }
-        let revision = batches.last().unwrap().target_revision;
-        self.send(client_message::Message::Ack(ack(revision))).await;
+        self.ack().await;
         batches
     }
 
@@ -155,9 +163,7 @@ impl Stream {
         loop {
             match self.next().await.unwrap().unwrap() {
                 server_message::Message::Batch(batch) if batch.commit => return batch,
-                server_message::Message::Bookmark(v1::Bookmark { revision, .. }) => {
-                    self.send(client_message::Message::Ack(ack(revision))).await;
-                }
+                server_message::Message::Bookmark(_) => self.ack().await,
                 other => panic!("{other:?}"),
             }
         }

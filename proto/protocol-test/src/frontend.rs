@@ -70,8 +70,8 @@ pub(crate) struct ScriptedFrontend<'a> {
     pub(crate) state: NodeState,
     /// What the client acked last in this scenario.
     last_ack: Option<(Epoch, Revision)>,
-    /// What the client acked last on this stream. It may repeat this Ack.
-    last_ack_on_stream: Option<Revision>,
+    /// The number that the client acked last on this stream, 0 if none. It may repeat this Ack.
+    acked_number: u64,
     /// How often it has repeated an Ack on this stream.
     repeated_acks: u64,
     /// When the commit or bookmark in flight was sent.
@@ -96,7 +96,7 @@ impl<'a> ScriptedFrontend<'a> {
             revision: Revision(FIRST_REVISION),
             state: samples::state(&node, &[]),
             last_ack: None,
-            last_ack_on_stream: None,
+            acked_number: 0,
             repeated_acks: 0,
             sent_at: Instant::now(),
             has_digests: false,

@@ -79,6 +79,9 @@ scenarios! {
          node something waits for a pod."
     "bookmark", "rule-7", digest::bookmark:
         "A bookmark is acked like a commit, and the next difference starts from its revision."
+    "numbers", "rule-6", digest::numbers:
+        "An Ack has the number of the commit or bookmark that it answers: they are counted from 1 on each stream, also if \
+         their revisions are equal."
     "wrong-base", "rule-5", digest::wrong_base:
         "The client ends the stream at a difference from a revision that is not its committed revision."
     "digest-request", "digests", digest::digest_request:

@@ -139,9 +139,13 @@ impl TryFrom<v1::ClientMessage> for ClientMessage {
         use v1::client_message::Message;
         Ok(match required(wire.message, "message")? {
             Message::Hello(hello) => Self::Hello(hello.try_into().map_err(within("hello"))?),
-            Message::Ack(ack) if ack.programmed > ack.received => {
-                let reason = format!("is {}, but only {} is received", ack.programmed, ack.received);
-                return Err(InvalidMessage::new("ack.programmed", reason));
+            Message::Ack(ack) if ack.received_number == 0 => {
+                let reason = "is 0: count the commits and bookmarks of the stream, from 1";
+                return Err(InvalidMessage::new("ack.received_number", reason));
+            }
+            Message::Ack(ack) if ack.programmed_number > ack.received_number => {
+                let reason = format!("is {}, but only {} is received", ack.programmed_number, ack.received_number);
+                return Err(InvalidMessage::new("ack.programmed_number", reason));
             }
             Message::Ack(ack) if has_too_many(&ack.unfinished_namespaces) => {
                 let reason = format!("has more than {} names of namespaces", Ack::MAX_UNFINISHED_NAMESPACES);

@@ -205,7 +205,7 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
     let kind = prop_oneof![Just(FailureKind::Program), Just(FailureKind::HealthCheck)];
     let failure = (key(), "[ -~]{0,20}", any::<bool>(), kind)
         .prop_map(|(key, reason, retryable, kind)| ServicePortFailure { key, reason, retryable, kind });
-    let ack = (any::<u64>(), any::<u64>(), option::of(1..u64::MAX), 0..u64::MAX / 1_000_000, vec(failure, 0..3))
+    let ack = (1..u64::MAX, any::<u64>(), option::of(1..u64::MAX), 0..u64::MAX / 1_000_000, vec(failure, 0..3))
         .prop_map(|(one, other, digest, micros, failures)| {
             ClientMessage::Ack(Ack {
                 received: Revision(one.max(other)),
@@ -382,11 +382,16 @@ fn a_welcome_with_an_unsupported_version_is_rejected() {
 }
 
 #[test]
-fn an_ack_of_more_than_was_received_is_rejected() {
-    let ack = v1::Ack { received: 5, programmed: 6, ..Default::default() };
-    let message = v1::ClientMessage { message: Some(v1::client_message::Message::Ack(ack)) };
-    let error = ClientMessage::try_from(message).unwrap_err().to_string();
-    assert_eq!(error, "ack.programmed: is 6, but only 5 is received");
+fn an_ack_without_number_or_of_more_than_was_received_is_rejected() {
+    for (received_number, programmed_number, expected) in [
+        (5, 6, "ack.programmed_number: is 6, but only 5 is received"),
+        (0, 0, "ack.received_number: is 0: count the commits and bookmarks of the stream, from 1"),
+    ] {
+        let ack = v1::Ack { received_number, programmed_number, ..Default::default() };
+        let message = v1::ClientMessage { message: Some(v1::client_message::Message::Ack(ack)) };
+        let error = ClientMessage::try_from(message).unwrap_err().to_string();
+        assert_eq!(error, expected);
+    }
 }
 
 #[test]

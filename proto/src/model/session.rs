@@ -159,13 +159,12 @@ impl Ack {
 
     /// Of a client on whose node everything is programmed.
     #[must_use]
-    pub const fn complete(revision: Revision, digest: Option<Digest>) -> Self {
-        let (received, programmed) = (revision, revision);
+    pub const fn complete(number: u64, digest: Option<Digest>) -> Self {
         Self {
-            received,
-            programmed,
-            received_number: 0,
-            programmed_number: 0,
+            received: Revision(0),
+            programmed: Revision(0),
+            received_number: number,
+            programmed_number: number,
             digest,
             apply_time: Duration::ZERO,
             failures: Vec::new(),

@@ -36,6 +36,8 @@ struct Client {
     state: NodeState,
     epoch: Epoch,
     revision: Revision,
+    /// The number of the last commit or bookmark.
+    number: u64,
     mode: Option<SyncMode>,
 }
 
@@ -114,6 +116,7 @@ impl Client {
             state: NodeState::new(NodeInfo::unknown(NODE)),
             epoch: Epoch::default(),
             revision: Revision::default(),
+            number: 0,
             mode: None,
         }
     }
@@ -164,7 +167,8 @@ impl Client {
 
     async fn ack(&mut self, revision: Revision) -> Result<()> {
         self.revision = revision;
-        let ack = Ack::complete(revision, None);
+        self.number += 1;
+        let ack = Ack::complete(self.number, None);
         self.replies.send(ClientMessage::Ack(ack)).await.context("the stream has ended")
     }
 }

@@ -139,7 +139,7 @@ pub(crate) fn client_messages() -> Vec<Vec<u8>> {
     };
     let ack = |digest| {
         let apply_time = std::time::Duration::from_micros(300);
-        ClientMessage::Ack(Ack { apply_time, ..Ack::complete(Revision(0), digest) })
+        ClientMessage::Ack(Ack { apply_time, ..Ack::complete(0, digest) })
     };
     let digests = || Box::<DigestVector>::default();
     let streams = [

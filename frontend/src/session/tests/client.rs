@@ -42,6 +42,8 @@ pub(super) struct Client {
     epoch: Epoch,
     /// The expected base of the next batch.
     base: Revision,
+    /// The revisions of the commits and bookmarks of the stream, in order.
+    received: Vec<Revision>,
     to_session: mpsc::Sender<Result<ClientMessage, SessionError>>,
     from_session: mpsc::Receiver<OutgoingMessage>,
     session: JoinHandle<Result<(), SessionError>>,
@@ -131,6 +133,7 @@ impl Fixture {
             largest: 0,
             epoch: Epoch(0),
             base: Revision(0),
+            received: Vec::new(),
             to_session,
             from_session,
             session,
@@ -215,8 +218,7 @@ impl Client {
             assert_eq!(batch.base, self.base, "{batch:?}");
             batch.operations.iter().for_each(|operation| self.replica.state.apply(operation.clone()));
         }
-        self.replica.revision = batches.last().unwrap().target;
-        self.base = self.replica.revision;
+        self.received_up_to(batches.last().unwrap().target);
         batches
     }
 
@@ -240,9 +242,15 @@ impl Client {
             }
             message => panic!("{message:?}"),
         };
+        self.received_up_to(revision);
+        bookmark
+    }
+
+    /// A commit or bookmark has this revision.
+    pub(super) fn received_up_to(&mut self, revision: Revision) {
         self.replica.revision = revision;
         self.base = revision;
-        bookmark
+        self.received.push(revision);
     }
 
     pub(super) async fn ack(&self) {
@@ -254,15 +262,22 @@ impl Client {
         self.send(ClientMessage::Ack(self.ack_of(digest, failures))).await;
     }
 
-    /// Acknowledges the current revision, when only this one is programmed.
+    /// Acknowledges the last commit or bookmark, when only those up to this revision are programmed.
     pub(super) async fn ack_programmed(&self, programmed: Revision) {
         let ack = self.ack_of(Some(self.replica.state.digests().total()), Vec::new());
-        self.send(ClientMessage::Ack(Ack { programmed, ..ack })).await;
+        let programmed_number = self.number_of(programmed);
+        self.send(ClientMessage::Ack(Ack { programmed_number, ..ack })).await;
     }
 
-    /// An Ack of the current revision with the given digest.
+    /// The number of the last commit or bookmark up to a revision.
+    pub(super) fn number_of(&self, revision: Revision) -> u64 {
+        self.received.partition_point(|received| *received <= revision) as u64
+    }
+
+    /// An Ack of the last commit or bookmark with the given digest.
     pub(super) fn ack_of(&self, digest: Option<Digest>, failures: Vec<ServicePortFailure>) -> Ack {
-        Ack { apply_time: Duration::from_millis(1), failures, ..Ack::complete(self.replica.revision, digest) }
+        let number = self.received.len() as u64;
+        Ack { apply_time: Duration::from_millis(1), failures, ..Ack::complete(number, digest) }
     }
 
     /// Receives a bookmark with the expected digest, and acknowledges it.

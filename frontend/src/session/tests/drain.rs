@@ -301,7 +301,7 @@ async fn failure_that_lasts_does_not_hide_that_of_another_service() {
 async fn node_that_has_not_programmed_other_namespaces_is_not_waited_for() {
     let fixture = cluster().await;
     let mut client = fixture.joined("node-0").await;
-    let before = fixture.revision();
+    let programmed_number = client.number_of(fixture.revision());
     fixture.update(pods(&[-1, 2])).await;
     client.batches().await;
     let ack = client.ack_of(Some(client.replica.state.digests().total()), Vec::new());
@@ -309,7 +309,7 @@ async fn node_that_has_not_programmed_other_namespaces_is_not_waited_for() {
         [(vec![], true), (vec!["evil", "ns"], true), (vec!["evil"], false), (vec!["ns"], true)]
     {
         let unfinished_namespaces = unfinished.into_iter().map(Into::into).collect();
-        client.send(ClientMessage::Ack(Ack { programmed: before, unfinished_namespaces, ..ack.clone() })).await;
+        client.send(ClientMessage::Ack(Ack { programmed_number, unfinished_namespaces, ..ack.clone() })).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(state(&fixture) == DrainState::Behind, is_behind);
     }

@@ -7,6 +7,8 @@ use proto::{
     model::{ClientMessage, Hello, Operation, Revision, Role, ServerMessage, SourceVersion, SyncMode},
 };
 
+use tokio::time::Instant;
+
 use crate::{
     Config,
     config::HistoryLimits,
@@ -149,6 +151,28 @@ async fn repeated_ack_is_not_that_of_a_repair() {
     assert_eq!(fixture.programmed().await, client.replica.revision);
     client.is_up_to_date().await;
     assert_eq!(fixture.frontend.context.streams.fleet().backends().next().unwrap().repairs, 1);
+}
+
+/// The snapshot after a repair that did not help may have the same revision, too.
+#[tokio::test(start_paused = true)]
+async fn repeated_ack_is_not_that_of_a_snapshot() {
+    let fixture = Fixture::of(small()).await;
+    let mut client = fixture.joined("node-0").await;
+    let begun = Instant::now();
+    client.bookmark().await;
+    let asked = begun.elapsed();
+    client.send(wrong(&client)).await;
+    answer_digest_request(&mut client).await;
+    client.batches().await;
+    client.send(wrong(&client)).await;
+    client.send(wrong(&client)).await;
+    assert!(client.batches().await[0].operations.len() > 128);
+    assert_eq!(begun.elapsed(), asked, "the Ack of the repair counts at once");
+
+    client.ack().await;
+    assert_eq!(fixture.programmed().await, client.replica.revision);
+    client.is_up_to_date().await;
+    assert_eq!(fixture.frontend.context.streams.fleet().backends().next().unwrap().repairs, 2);
 }
 
 /// As of a backend that ignores an endpoint which comes and goes, and that the frontend sends.

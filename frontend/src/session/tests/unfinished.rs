@@ -84,6 +84,27 @@ async fn acks_that_finish_a_commit_are_not_counted_as_repeated() {
     client.is_up_to_date().await;
 }
 
+/// What is kept of a node that is far behind is bounded. It counts as less then, never as more.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_many_commits_behind_counts_as_less() {
+    let fixture = Fixture::of(small()).await;
+    let mut client = fixture.joined("node-0").await;
+    let first = client.replica.revision;
+    let mut revisions = Vec::new();
+    for round in 0..100u8 {
+        fixture.update(put(web(1..=6 + round % 2))).await;
+        client.batches().await;
+        client.ack_programmed(first).await;
+        revisions.push(client.replica.revision);
+    }
+    assert_eq!(fixture.programmed().await, first);
+    for (programmed, counted) in [(9, 9), (40, 40), (80, 61), (98, 61), (99, 99)] {
+        client.ack_programmed(revisions[programmed]).await;
+        assert_eq!(fixture.programmed().await, revisions[counted], "{programmed}");
+    }
+    client.is_up_to_date().await;
+}
+
 /// The ack of a difference that was sent meanwhile is still expected.
 #[tokio::test(start_paused = true)]
 async fn an_ack_that_finishes_the_previous_commit_may_cross_the_next_one() {

@@ -5,11 +5,11 @@ use fairlead_frontend::{
     source::{KubernetesApi, Source},
 };
 use fake_api_server::{ApiServer, Resource};
-use proto::v1::{self, client_message, operation, server_message};
+use proto::v1::{self, operation, server_message};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::{Duration, RunningFrontend, Server, Stream, TIMEOUT, Transport, ack, hello, timeout};
+use super::{Duration, RunningFrontend, Server, Stream, TIMEOUT, Transport, hello, timeout};
 
 const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
 
@@ -69,8 +69,7 @@ async fn facts(stream: &mut Stream) -> v1::NodeInfo {
         match stream.next().await.unwrap() {
             Some(server_message::Message::Batch(batch)) => {
                 if batch.commit {
-                    let revision = batch.target_revision;
-                    stream.send(client_message::Message::Ack(ack(revision))).await;
+                    stream.ack().await;
                 }
                 for operation in batch.operations {
                     if let Some(operation::Operation::PutNode(node)) = operation.operation {
@@ -78,9 +77,7 @@ async fn facts(stream: &mut Stream) -> v1::NodeInfo {
                     }
                 }
             }
-            Some(server_message::Message::Bookmark(v1::Bookmark { revision, .. })) => {
-                stream.send(client_message::Message::Ack(ack(revision))).await;
-            }
+            Some(server_message::Message::Bookmark(_)) => stream.ack().await,
             other => panic!("{other:?}"),
         }
     }

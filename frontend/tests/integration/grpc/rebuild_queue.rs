@@ -7,7 +7,7 @@ use fairlead_frontend::{Config, StreamStats, object::SourceUpdate};
 use proto::v1::{self, client_message, server_message};
 use tokio::time::{sleep, timeout};
 
-use super::{Server, Stream, TIMEOUT, Transport, ack, cluster, hello, slice, unix_channel};
+use super::{Server, Stream, TIMEOUT, Transport, cluster, hello, slice, unix_channel};
 
 /// More than the flow-control window of a client that does not read, which is 2 MiB.
 const SERVICES: u8 = 200;
@@ -126,7 +126,7 @@ async fn resume_and_changes_do_not_wait() {
     assert_eq!(welcome.mode(), v1::SyncMode::Resume);
     let bookmark = again.next().await.unwrap();
     assert!(matches!(bookmark, Some(server_message::Message::Bookmark(_))), "{bookmark:?}");
-    again.send(client_message::Message::Ack(ack(revision))).await;
+    again.ack().await;
     server.updates.send(SourceUpdate::Apply(slice(7, 900))).await.unwrap();
     assert_eq!(again.change().await.operations.len(), 1);
 }

@@ -78,8 +78,8 @@ async fn receive(stream: &mut Stream) -> u64 {
     }
 }
 
-async fn ack(stream: &Stream, revision: u64, failures: Vec<v1::ServicePortFailure>) {
-    let ack = v1::Ack { failures, ..super::ack(revision) };
+async fn ack(stream: &Stream, failures: Vec<v1::ServicePortFailure>) {
+    let ack = v1::Ack { failures, ..super::ack(stream.number) };
     stream.send(client_message::Message::Ack(ack)).await;
 }
 
@@ -140,7 +140,7 @@ async fn node_without_ack_lags_since_the_commit() {
     assert!(second >= first + Duration::from_millis(20), "{first:?}, then {second:?}");
     assert!(second <= begun.elapsed());
     // The next change is sent once the first is acknowledged.
-    ack(&silent, revision, Vec::new()).await;
+    ack(&silent, Vec::new()).await;
     silent.commit().await;
     let after = until(&server, |status| status.programmed_on_all_nodes == Some(status.revision)).await;
     assert_eq!(of(&after, "node-2").lag_micros, 0);
@@ -173,7 +173,7 @@ async fn response_waits_until_the_revision_is_programmed() {
     let waiting = ask(&server, wait(0, LONG));
     let acking = async {
         sleep(Duration::from_millis(20)).await;
-        ack(&stream, revision, Vec::new()).await;
+        ack(&stream, Vec::new()).await;
     };
     let (reached, ()) = tokio::join!(waiting, acking);
     assert_eq!(reached.unwrap().programmed_on_all_nodes, Some(revision));
@@ -207,7 +207,7 @@ async fn waiting_ends_for_another_epoch_and_at_the_shutdown() {
 async fn failures_are_listed_completely_for_a_single_node() {
     let server = server(&["node-1", "node-2"]).await;
     let mut stream = server.hello(hello("node-1")).await;
-    let revision = receive(&mut stream).await;
+    receive(&mut stream).await;
     let failure = |number: usize| v1::ServicePortFailure {
         key: Some(v1::ServicePortKey {
             namespace: "ns".to_owned(),
@@ -219,7 +219,7 @@ async fn failures_are_listed_completely_for_a_single_node() {
         retryable: number.is_multiple_of(2),
         kind: v1::FailureKind::Program.into(),
     };
-    ack(&stream, revision, (0..25).map(failure).collect()).await;
+    ack(&stream, (0..25).map(failure).collect()).await;
     let all = until(&server, |status| of(status, "node-1").failure_count > 0).await;
     let node = of(&all, "node-1");
     assert_eq!((node.failure_count, node.failures.len()), (25, 10));
@@ -238,9 +238,9 @@ async fn last_error_is_kept_until_the_next_ack() {
     let status = until(&server, |status| !of(status, "node-1").last_error.is_empty()).await;
     assert_eq!(of(&status, "node-1").last_error, "a second Hello on one stream: open another stream instead");
     let mut stream = server.hello(hello("node-1")).await;
-    let revision = receive(&mut stream).await;
+    receive(&mut stream).await;
     assert_ne!(of(&server.status().await, "node-1").last_error, "");
-    ack(&stream, revision, Vec::new()).await;
+    ack(&stream, Vec::new()).await;
     until(&server, |status| of(status, "node-1").last_error.is_empty()).await;
 }
 
@@ -249,9 +249,9 @@ async fn last_error_is_kept_until_the_next_ack() {
 async fn message_that_cannot_be_read_ends_the_stream_with_an_error() {
     let server = server(&["node-1"]).await;
     let mut stream = server.hello(hello("node-1")).await;
-    let revision = receive(&mut stream).await;
+    receive(&mut stream).await;
     let failure = v1::ServicePortFailure { reason: "x".repeat(2 << 20), ..v1::ServicePortFailure::default() };
-    ack(&stream, revision, vec![failure]).await;
+    ack(&stream, vec![failure]).await;
     let rejected = stream.expect_rejected().await;
     assert_eq!(rejected.code(), Code::OutOfRange, "{rejected}");
     let status = until(&server, |status| !of(status, "node-1").last_error.is_empty()).await;

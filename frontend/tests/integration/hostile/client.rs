@@ -95,7 +95,7 @@ impl Client {
 
     /// Acknowledges the last message with the given digest.
     pub(crate) async fn ack(&mut self, digest: u64) {
-        let ack = v1::Ack { digest, ..ack(self.revision) };
+        let ack = v1::Ack { digest, ..ack(self.stream.number) };
         assert!(self.stream.send(ClientMessage::Ack(ack)).await, "the stream ended");
     }
 

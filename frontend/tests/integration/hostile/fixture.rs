@@ -28,7 +28,7 @@ use tonic::{
 use super::{
     TIMEOUT,
     client::Client,
-    cluster::{ack, cluster_on, slice_on},
+    cluster::{ack, cluster_on, is_numbered, slice_on},
     running::RunningFrontend,
     transport::{self, ReadRate},
 };
@@ -59,6 +59,8 @@ pub(crate) struct Server {
 pub(crate) struct Stream {
     pub(crate) messages: mpsc::Sender<v1::ClientMessage>,
     pub(crate) answers: Streaming<v1::ServerMessage>,
+    /// The number of the last commit or bookmark.
+    pub(crate) number: u64,
 }
 
 /// How long a round took without misbehaving clients.
@@ -162,7 +164,7 @@ impl Stream {
         let hello = v1::ClientMessage { message: Some(ClientMessage::Hello(hello)) };
         messages.send(hello).await.unwrap();
         let answers = FairleadClient::new(channel).watch(ReceiverStream::new(receiver)).await?.into_inner();
-        Ok(Self { messages, answers })
+        Ok(Self { messages, answers, number: 0 })
     }
 
     /// Sends a message. Returns whether the stream is still open.
@@ -170,13 +172,15 @@ impl Stream {
         self.messages.send(v1::ClientMessage { message: Some(message) }).await.is_ok()
     }
 
-    pub(crate) async fn ack(&self, revision: u64) -> bool {
-        self.send(ClientMessage::Ack(ack(revision))).await
+    pub(crate) async fn ack(&self, number: u64) -> bool {
+        self.send(ClientMessage::Ack(ack(number))).await
     }
 
     pub(crate) async fn next(&mut self) -> Result<Option<Message>, Status> {
         let answer = timeout(TIMEOUT, self.answers.message()).await.expect("no answer");
-        Ok(answer?.and_then(|answer| answer.message))
+        let message = answer?.and_then(|answer| answer.message);
+        self.number += u64::from(message.as_ref().is_some_and(is_numbered));
+        Ok(message)
     }
 
     /// Receives everything up to a commit, without acknowledging it, and returns its revision.

@@ -49,6 +49,8 @@ pub(crate) struct Server {
 pub(crate) struct Stream {
     messages: mpsc::Sender<v1::ClientMessage>,
     answers: Streaming<v1::ServerMessage>,
+    /// The number of the last commit or bookmark.
+    number: u64,
 }
 
 /// Makes calls, with a token or without.
@@ -170,7 +172,7 @@ impl Client {
         let request = self.request(ReceiverStream::new(receiver));
         let mut client = FairleadClient::new(self.channel.clone());
         let answers = timeout(TIMEOUT, client.watch(request)).await.expect("no response")?.into_inner();
-        let mut stream = Stream { messages, answers };
+        let mut stream = Stream { messages, answers, number: 0 };
         assert!(matches!(stream.next().await?, server_message::Message::Welcome(_)));
         Ok(stream)
     }
@@ -218,7 +220,9 @@ impl Client {
 impl Stream {
     pub(crate) async fn next(&mut self) -> Result<server_message::Message, Status> {
         let answer = timeout(TIMEOUT, self.answers.message()).await.expect("no response")?;
-        Ok(answer.expect("the stream ended").message.unwrap())
+        let message = answer.expect("the stream ended").message.unwrap();
+        self.number += u64::from(crate::cluster::is_numbered(&message));
+        Ok(message)
     }
 
     /// Receives everything up to a commit, and acknowledges it.
@@ -227,7 +231,7 @@ impl Stream {
             if let server_message::Message::Batch(batch) = self.next().await.unwrap()
                 && batch.commit
             {
-                let message = Some(client_message::Message::Ack(crate::cluster::ack(batch.target_revision)));
+                let message = Some(client_message::Message::Ack(crate::cluster::ack(self.number)));
                 self.messages.send(v1::ClientMessage { message }).await.unwrap();
                 return;
             }

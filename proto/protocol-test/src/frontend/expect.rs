@@ -36,7 +36,7 @@ impl ScriptedFrontend<'_> {
         };
         let opened = stream.opened;
         self.stream = Some(stream);
-        self.last_ack_on_stream = None;
+        self.acked_number = 0;
         self.repeated_acks = 0;
         let hello = match self.next_message(self.patience).await? {
             Some(ClientMessage::Hello(hello)) => hello,
@@ -97,37 +97,40 @@ impl ScriptedFrontend<'_> {
 
     /// Waits until the commit or bookmark in flight is acked and programmed. `None`: its digest is not checked.
     pub(crate) async fn expect_ack_with(&mut self, expected: Option<Digest>) -> Outcome<Ack> {
+        let number = self.acked_number + 1;
         let (revision, deadline) = (self.revision, Instant::now() + self.patience);
         loop {
             let ack = match self.receive(deadline).await? {
-                None if self.last_ack_on_stream == Some(revision) => {
+                None if self.acked_number == number => {
                     return violation(format!("did not program revision {revision} within {:?}", self.patience));
                 }
                 None => return violation(format!("did not ack revision {revision} within {:?}", self.patience)),
-                Some(ClientMessage::Ack(ack)) if ack.received == revision => ack,
+                Some(ClientMessage::Ack(ack)) if ack.received_number == number => ack,
                 Some(message) => {
                     if self.is_repeated_ack(&message)? {
                         continue;
                     }
                     return violation(match message {
-                        ClientMessage::Ack(ack) => format!("acked revision {}, but {revision} was sent", ack.received),
+                        ClientMessage::Ack(ack) => {
+                            format!("acked number {}, but {number} was sent", ack.received_number)
+                        }
                         other => format!("sent {} instead of an Ack", describe(&other)),
                     });
                 }
             };
             // The Ack that says that everything is programmed now is not limited: there is one for each revision.
-            if self.last_ack_on_stream == Some(revision) && ack.programmed != revision {
+            if self.acked_number == number && ack.programmed_number != number {
                 self.count_repeated_ack()?;
             }
-            self.last_ack_on_stream = Some(revision);
+            self.acked_number = number;
             self.last_ack = Some((self.epoch, revision));
             self.check_ack(&ack)?;
             // Contents first: a digest does not say what differs.
-            if ack.programmed == revision {
+            if ack.programmed_number == number {
                 self.check_programmed(&ack).await?;
             }
             self.check_digest(&ack, expected)?;
-            if ack.programmed == revision {
+            if ack.programmed_number == number {
                 return Ok(ack);
             }
         }
@@ -151,7 +154,7 @@ impl ScriptedFrontend<'_> {
             (None, _) if self.has_digests => violation("sent an Ack without a digest, after messages with digests"),
             (Some(digest), Some(expected)) if digest != expected => violation(format!(
                 "acked revision {} with digest {:016x}, but that of the committed state is {:016x}",
-                ack.received, digest.0, expected.0
+                self.revision, digest.0, expected.0
             )),
             _ => {
                 self.has_digests |= ack.digest.is_some();
@@ -219,7 +222,7 @@ impl ScriptedFrontend<'_> {
     /// Whether a message is a repetition of the last Ack, of which there must not be too many.
     fn is_repeated_ack(&mut self, message: &ClientMessage) -> Outcome<bool> {
         match message {
-            ClientMessage::Ack(ack) if self.last_ack_on_stream == Some(ack.received) => {
+            ClientMessage::Ack(ack) if self.acked_number == ack.received_number => {
                 self.count_repeated_ack().map(|()| true)
             }
             _ => Ok(false),
@@ -245,7 +248,7 @@ impl ScriptedFrontend<'_> {
 fn describe(message: &ClientMessage) -> String {
     match message {
         ClientMessage::Hello(_) => "a second Hello".to_owned(),
-        ClientMessage::Ack(ack) => format!("an Ack of revision {}", ack.received),
+        ClientMessage::Ack(ack) => format!("an Ack of number {}", ack.received_number),
         ClientMessage::DigestResponse(..) => "a DigestResponse without a request".to_owned(),
     }
 }

@@ -18,6 +18,19 @@ pub(super) async fn bookmark(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     Ok("acked two bookmarks and a difference from the second".to_owned())
 }
 
+/// Sends a bookmark, and a commit with the same revision, on two streams.
+pub(super) async fn numbers(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
+    frontend.sync_samples().await?;
+    frontend.bookmark().await?;
+    frontend.send_snapshot().await?;
+    frontend.end_stream().await;
+
+    let hello = frontend.expect_hello().await?;
+    frontend.resync(&hello).await?;
+    frontend.send_snapshot().await?;
+    Ok("acked numbers 1 to 3, then 1 and 2 on another stream".to_owned())
+}
+
 pub(super) async fn wrong_base(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     let ack = frontend.sync_samples().await?;
     let committed = frontend.revision;

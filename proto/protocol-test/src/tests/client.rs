@@ -47,7 +47,9 @@ pub(super) enum Fault {
     AckBeforeWelcome,
     SecondHello,
     NoAck,
-    OtherRevision,
+    OtherNumber,
+    /// Does not begin anew on another stream.
+    CountsOn,
     OtherDigest,
     WrongApplyTimeUnit,
     UnknownFailure,
@@ -104,6 +106,8 @@ struct Client {
     /// The base of the next difference, if it is known.
     base: Option<Revision>,
     epoch: Epoch,
+    /// That of the last commit or bookmark of the stream.
+    number: u64,
     source_version: SourceVersion,
     commits: usize,
     /// Pools of unknown service ports.
@@ -161,6 +165,7 @@ async fn follow_again(address: &str, fault: Fault, state_file: PathBuf) {
         committed: None,
         base: None,
         epoch: Epoch(0),
+        number: 0,
         source_version: SourceVersion(0),
         commits: 0,
         unknown_pools: Vec::new(),
@@ -169,6 +174,9 @@ async fn follow_again(address: &str, fault: Fault, state_file: PathBuf) {
     loop {
         client.follow(address).await;
         client.base = None;
+        if fault != Fault::CountsOn {
+            client.number = 0;
+        }
         if fault != Fault::KeepsUncommitted {
             client.staged.clear();
         }
@@ -228,11 +236,11 @@ impl Client {
             hello.protocol_version = 9;
         }
         if self.fault == Fault::AckFirst {
-            send(sender, &empty_ack(Revision(1)));
+            send(sender, &empty_ack());
         }
         let _ = sender.send(hello);
         if self.fault == Fault::AckBeforeWelcome {
-            send(sender, &empty_ack(Revision(1)));
+            send(sender, &empty_ack());
         }
     }
 
@@ -261,15 +269,15 @@ impl Client {
             ServerMessage::Batch(batch) => self.handle_batch(batch, sender)?,
             ServerMessage::Bookmark(Bookmark { revision, .. }) => match self.fault {
                 Fault::IgnoresBookmarks => {}
-                Fault::KeepsBaseAtBookmarks => reply(self.ack(revision)),
+                Fault::KeepsBaseAtBookmarks => reply(self.ack()),
                 Fault::ForgetsRevision => {
                     self.base = Some(revision);
-                    reply(self.ack(revision));
+                    reply(self.ack());
                 }
                 _ => {
                     self.base = Some(revision);
                     self.committed = Some((self.epoch, revision));
-                    reply(self.ack(revision));
+                    reply(self.ack());
                 }
             },
             ServerMessage::Drain(_) if self.fault == Fault::IgnoresDrain => {}
@@ -308,7 +316,7 @@ impl Client {
         self.staged.extend(batch.operations);
         if !batch.commit {
             if self.fault == Fault::AcksEachBatch && self.base.is_some() {
-                send(sender, &self.ack(batch.target));
+                send(sender, &self.ack());
             }
             return Some(());
         }
@@ -348,12 +356,12 @@ impl Client {
         self.source_version = batch.source_version;
         self.base = Some(target);
         self.committed = Some((self.epoch, target));
-        let ack = self.ack(target);
+        let ack = self.ack();
         match (self.fault, &ack) {
             (Fault::AcksBeforeKernel, _) => self.program_later(None),
             (Fault::ProgramsLater, ClientMessage::Ack(complete)) => {
                 self.program_later(Some((sender.clone(), ack.clone())));
-                send(sender, &ClientMessage::Ack(Ack { programmed: Revision(0), ..complete.clone() }));
+                send(sender, &ClientMessage::Ack(Ack { programmed_number: 0, ..complete.clone() }));
                 return Some(());
             }
             _ => fs::write(&self.state_file, self.programmed()).unwrap(),
@@ -388,31 +396,28 @@ impl Client {
         service_ports.collect::<Value>().to_string()
     }
 
-    fn ack(&self, revision: Revision) -> ClientMessage {
+    /// The next one.
+    fn ack(&mut self) -> ClientMessage {
+        self.number += 1;
         let mut digest = self.state.digests().total();
         if self.fault == Fault::OtherDigest {
             digest.add(Digest(1));
         }
-        let received = if self.fault == Fault::OtherRevision { Revision(revision.0 + 1) } else { revision };
+        let number = if self.fault == Fault::OtherNumber { self.number + 1 } else { self.number };
         let unknown = ServicePortKey::new("elsewhere", "nothing", "", Protocol::Tcp);
         let unknown = ServicePortFailure::rejected(unknown, "no reason").permanent();
         ClientMessage::Ack(Ack {
-            received,
-            programmed: received,
-            received_number: 0,
-            programmed_number: 0,
             digest: (self.fault != Fault::Minimal).then_some(digest),
             apply_time: Duration::from_secs(if self.fault == Fault::WrongApplyTimeUnit { 1000 } else { 0 }),
             failures: if self.fault == Fault::UnknownFailure { vec![unknown] } else { Vec::new() },
-            degraded: Vec::new(),
-            unfinished_namespaces: [].into(),
+            ..Ack::complete(number, None)
         })
     }
 }
 
 /// The ack of a client that has no state.
-fn empty_ack(revision: Revision) -> ClientMessage {
-    ClientMessage::Ack(Ack::complete(revision, None))
+fn empty_ack() -> ClientMessage {
+    ClientMessage::Ack(Ack::complete(1, None))
 }
 
 fn send(sender: &ClientSender, message: &ClientMessage) {

@@ -104,7 +104,8 @@ struct Session<'a> {
     node: &'a Node,
     metrics: &'a FleetMetrics,
     arrivals: Arrivals,
-    consistent: bool,
+    /// The number of the last commit or bookmark.
+    number: u64,
     drain: Option<u64>,
 }
 
@@ -181,7 +182,7 @@ impl Node {
         let hello = encoded::encode_client_message(&ClientMessage::Hello(self.hello(start)));
         let mut out = http2::call(PATH, "frontend", None, &hello);
         let mut reader = Reader::default();
-        let mut session = Session { node: self, metrics, arrivals: metrics.arrivals(), consistent: false, drain: None };
+        let mut session = Session { node: self, metrics, arrivals: metrics.arrivals(), number: 0, drain: None };
         let keep = if self.replica.is_some() { usize::MAX } else { HEAD };
         // Real nodes do not send their keepalives at the same time.
         let first = Instant::now() + KEEPALIVE.mul_f64(fastrand::f64());
@@ -290,11 +291,10 @@ impl Session<'_> {
 
     fn ack(&mut self, revision: u64, digest: Option<Digest>, out: &mut Vec<u8>) {
         self.node.revision.store(revision, Ordering::Relaxed);
-        let revision = Revision(revision);
-        let ack = Ack::complete(revision, digest);
+        self.number += 1;
+        let ack = Ack::complete(self.number, digest);
         http2::send(out, &encoded::encode_client_message(&ClientMessage::Ack(ack)));
-        if !self.consistent {
-            self.consistent = true;
+        if self.number == 1 {
             self.metrics.consistent.fetch_add(1, Ordering::Relaxed);
         }
     }

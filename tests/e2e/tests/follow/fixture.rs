@@ -292,9 +292,10 @@ impl Fixture {
         let (replies, mut events) = self.server.lock().unwrap().attach(hello);
         let mut state = NodeState::new(NodeInfo::unknown(NODE));
         let mut epoch = Epoch(0);
+        let mut number = 0;
         loop {
             let event = timeout(TIMEOUT, events.recv()).await.expect("an event").expect("a stream");
-            let revision = match event {
+            match event {
                 ServerMessage::Welcome(welcome) => {
                     epoch = welcome.epoch;
                     continue;
@@ -304,14 +305,12 @@ impl Fixture {
                     if !batch.commit {
                         continue;
                     }
-                    batch.target
                 }
                 ServerMessage::Bookmark(Bookmark { revision, digest, .. }) => {
                     assert_eq!(state.digests().total(), digest);
                     if contains_marker(&state, cluster) {
                         return ObservedState { at: (epoch, revision), state };
                     }
-                    revision
                 }
                 ServerMessage::DigestRequest => {
                     let digests = Box::new(state.digests().clone());
@@ -319,9 +318,10 @@ impl Fixture {
                     continue;
                 }
                 ServerMessage::Drain(_) => panic!("the frontend is not stopped"),
-            };
+            }
             let digest = Some(state.digests().total());
-            let ack = Ack::complete(revision, digest);
+            number += 1;
+            let ack = Ack::complete(number, digest);
             replies.send(ClientMessage::Ack(ack)).await.unwrap();
         }
     }
