@@ -36,8 +36,6 @@ const MAX_IDLE: Duration = Duration::from_secs(10);
 struct Position {
     /// Counted since the start; 0: the stored state.
     number: u64,
-    /// Of this session. Only its revisions can be compared with each other.
-    session: u64,
     revision: Revision,
 }
 

@@ -37,8 +37,6 @@ const FAILURE_OVERHEAD: usize = 32;
 /// The commits that wait for the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Acks {
-    /// Changes with every session.
-    session: u64,
     /// The number of the last commit or bookmark before the session.
     before_session: u64,
     /// The commits and bookmarks of the session that are not acked.
@@ -79,7 +77,7 @@ impl Acks {
         if self.waiting.len() == MAX_WAITING {
             self.waiting.pop_front();
         }
-        let position = Position { number, session: self.session, revision };
+        let position = Position { number, revision };
         let before_session = self.before_session;
         self.waiting.push_back(Received { position, before_session, digest, at: Instant::now() });
         position
@@ -93,7 +91,6 @@ impl Acks {
 
     /// The session has ended, and its acks are void. `newest`: the number of the newest commit or bookmark.
     pub(super) fn session_ended(&mut self, newest: u64) {
-        self.session += 1;
         self.before_session = newest;
         self.waiting.clear();
         self.sent = None;
@@ -121,7 +118,7 @@ impl Acks {
         let Some(first) = self.waiting.front() else {
             return self.again(programmed).into_iter().collect();
         };
-        // None is repeated while another one is owed: a repair may have the same revision.
+        // None is repeated while another one is owed, which will say the same and more.
         if accepted == 0 || !is_finished && first.at.elapsed() < ACK_DELAY {
             return Vec::new();
         }
@@ -136,7 +133,7 @@ impl Acks {
     fn again(&mut self, programmed: &Programmed) -> Option<Ack> {
         let (received, sent) = self.sent.as_mut()?;
         let mut ack = received.ack(programmed, acked_failures(&programmed.failures));
-        if ack.programmed == sent.programmed {
+        if ack.programmed_number == sent.programmed_number {
             ack.apply_time = sent.apply_time;
             // Failures that change with each part of a large change wait for the last one. Namespaces that are finished
             // do not: their pods that end wait for that.
@@ -157,14 +154,12 @@ impl Acks {
 
 impl Received {
     fn ack(&self, programmed: &Programmed, failures: Vec<ServicePortFailure>) -> Ack {
-        let received = self.position.revision;
-        let programmed_revision = self.programmed(programmed.complete);
-        let is_finished = programmed_revision == received;
+        let received = self.position.number;
+        let complete = programmed.complete.number.min(received);
+        let is_finished = complete == received;
         Ack {
-            received,
-            programmed: programmed_revision,
-            received_number: self.number_in_session(self.position.number),
-            programmed_number: self.number_in_session(programmed.complete.number.min(self.position.number)),
+            received_number: self.number_in_session(received),
+            programmed_number: self.number_in_session(complete),
             unfinished_namespaces: if is_finished { BTreeSet::new() } else { programmed.unfinished_namespaces.clone() },
             digest: Some(self.digest),
             apply_time: self.at.elapsed(),
@@ -176,17 +171,6 @@ impl Received {
     /// The number that a commit or bookmark has in the session; 0: it was received before.
     fn number_in_session(&self, number: u64) -> u64 {
         number.saturating_sub(self.before_session)
-    }
-
-    /// The newest revision of the session, up to this one, that is programmed; 0: none.
-    fn programmed(&self, complete: Position) -> Revision {
-        let Position { number, session, revision } = self.position;
-        match complete {
-            _ if complete.session != session => Revision(0),
-            _ if complete.number >= number => revision,
-            // Less than this commit, which may be a repair of the same revision.
-            _ => complete.revision.min(Revision(revision.0.saturating_sub(1))),
-        }
     }
 }
 
@@ -213,25 +197,25 @@ fn acked_failures(failures: &[ServicePortFailure]) -> Vec<ServicePortFailure> {
 mod tests {
     use super::*;
 
-    fn acked(acks: &mut Acks, programmed: &Programmed) -> Vec<(Revision, Revision, usize)> {
+    fn acked(acks: &mut Acks, programmed: &Programmed) -> Vec<(u64, u64, usize)> {
         let acks = acks.due(programmed).into_iter();
-        acks.map(|ack| (ack.received, ack.programmed, ack.failures.len())).collect()
+        acks.map(|ack| (ack.received_number, ack.programmed_number, ack.failures.len())).collect()
     }
 
-    /// The frontend would take it for the ack of the repair.
+    /// The one that is owed says the same and more.
     #[test]
     fn no_ack_is_repeated_while_one_of_the_same_revision_is_owed() {
         let mut acks = Acks::default();
         let complete = acks.received(1, Revision(10), Digest::default());
         let mut programmed = Programmed { number: 1, complete, ..Programmed::default() };
-        assert_eq!(acked(&mut acks, &programmed), [(Revision(10), Revision(10), 0)]);
+        assert_eq!(acked(&mut acks, &programmed), [(1, 1, 0)]);
         let repair = acks.received(2, Revision(10), Digest::default());
         programmed.failures = vec![ServicePortFailure::rejected(crate::testing::mk_key("default/web"), "rejected")];
         assert_eq!(acked(&mut acks, &programmed), []);
         (programmed.number, programmed.complete) = (2, repair);
-        assert_eq!(acked(&mut acks, &programmed), [(Revision(10), Revision(10), 1)]);
+        assert_eq!(acked(&mut acks, &programmed), [(2, 2, 1)]);
         programmed.failures.clear();
-        assert_eq!(acked(&mut acks, &programmed), [(Revision(10), Revision(10), 0)]);
+        assert_eq!(acked(&mut acks, &programmed), [(2, 2, 0)]);
     }
 
     /// What an earlier session has had programmed is not of this one.
@@ -293,7 +277,7 @@ mod tests {
         programmed.failures = vec![ServicePortFailure::rejected(crate::testing::mk_key("default/web"), "the last one")];
         acked(&mut acks, &programmed);
         tokio::time::sleep_until(acks.repeat_at.unwrap()).await;
-        assert_eq!(acked(&mut acks, &programmed), [(Revision(10), Revision(10), 1)]);
+        assert_eq!(acked(&mut acks, &programmed), [(1, 1, 1)]);
         assert_eq!((acked(&mut acks, &programmed), acks.repeat_at), (vec![], None));
     }
 }

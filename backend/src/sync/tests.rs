@@ -9,14 +9,14 @@ mod loss;
 mod stream;
 mod unfinished;
 
-use std::path::Path;
+use std::{path::Path, sync::Mutex};
 
 use anyhow::Result;
 use proto::{
     digest::Digest,
     model::{
-        Ack, Batch, Bookmark, ClientMessage, Epoch, FailureKind, Hello, KindVersions, Operation, Revision,
-        ServerMessage, ServicePortFailure, ServicePortKey, SourceVersion, SyncMode, Welcome,
+        Batch, Bookmark, ClientMessage, Epoch, FailureKind, Hello, KindVersions, Operation, Revision, ServerMessage,
+        ServicePortFailure, ServicePortKey, SourceVersion, SyncMode, Welcome,
     },
 };
 use runtime::{Ready, Shutdown, Trigger};
@@ -51,6 +51,21 @@ struct Peer {
     hello: Hello,
     messages: mpsc::Sender<ServerMessage>,
     replies: mpsc::Receiver<ClientMessage>,
+    /// The revisions of the commits and bookmarks, in order.
+    sent: Mutex<Vec<Revision>>,
+}
+
+/// An Ack, with the revisions of its commits or bookmarks in place of their numbers.
+#[derive(Debug)]
+struct AckOfRevision {
+    received: Revision,
+    /// 0: of none.
+    programmed: Revision,
+    digest: Option<Digest>,
+    apply_time: Duration,
+    failures: Vec<ServicePortFailure>,
+    degraded: Vec<String>,
+    unfinished_namespaces: BTreeSet<Arc<str>>,
 }
 
 fn start(kernel: &FakeKernel, state_file: Option<&Path>) -> Fixture {
@@ -58,7 +73,7 @@ fn start(kernel: &FakeKernel, state_file: Option<&Path>) -> Fixture {
     let attach = move |hello| {
         let (messages, received) = mpsc::channel(64);
         let (replies, sent) = mpsc::channel(64);
-        opened.send(Peer { hello, messages, replies: sent }).unwrap();
+        opened.send(Peer { hello, messages, replies: sent, sent: Mutex::default() }).unwrap();
         (replies, received)
     };
     let ready = Ready::default();
@@ -99,6 +114,11 @@ impl Fixture {
 
 impl Peer {
     async fn send(&self, message: ServerMessage) {
+        match &message {
+            ServerMessage::Batch(Batch { commit: true, target, .. }) => self.sent.lock().unwrap().push(*target),
+            ServerMessage::Bookmark(bookmark) => self.sent.lock().unwrap().push(bookmark.revision),
+            _ => {}
+        }
         self.messages.send(message).await.unwrap();
     }
 
@@ -122,9 +142,21 @@ impl Peer {
         self.replies.recv().await.unwrap()
     }
 
-    async fn ack(&mut self) -> Ack {
+    async fn ack(&mut self) -> AckOfRevision {
         match self.receive().await {
-            ClientMessage::Ack(ack) => ack,
+            ClientMessage::Ack(ack) => {
+                let sent = self.sent.lock().unwrap();
+                let revision = |number: u64| number.checked_sub(1).map_or(Revision(0), |index| sent[index as usize]);
+                AckOfRevision {
+                    received: revision(ack.received_number),
+                    programmed: revision(ack.programmed_number),
+                    digest: ack.digest,
+                    apply_time: ack.apply_time,
+                    failures: ack.failures,
+                    degraded: ack.degraded,
+                    unfinished_namespaces: ack.unfinished_namespaces,
+                }
+            }
             other => panic!("expected an ack: {other:?}"),
         }
     }

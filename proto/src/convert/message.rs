@@ -105,11 +105,9 @@ impl From<&ClientMessage> for v1::ClientMessage {
             ClientMessage::Ack(ack) => {
                 let namespaces = &ack.unfinished_namespaces;
                 Message::Ack(v1::Ack {
-                    received: ack.received.0,
                     digest: ack.digest.map_or(0, |digest| digest.0),
                     apply_micros: micros(ack.apply_time),
                     failures: ack.failures.iter().map(Into::into).collect(),
-                    programmed: ack.programmed.0,
                     degraded: ack.degraded.clone(),
                     unfinished_namespaces: namespaces.iter().map(ToString::to_string).collect(),
                     received_number: ack.received_number,
@@ -152,8 +150,6 @@ impl TryFrom<v1::ClientMessage> for ClientMessage {
                 return Err(InvalidMessage::new("ack.unfinished_namespaces", reason));
             }
             Message::Ack(ack) => Self::Ack(Ack {
-                received: Revision(ack.received),
-                programmed: Revision(ack.programmed),
                 received_number: ack.received_number,
                 programmed_number: ack.programmed_number,
                 digest: (ack.digest != 0).then_some(Digest(ack.digest)),

@@ -208,8 +208,6 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
     let ack = (1..u64::MAX, any::<u64>(), option::of(1..u64::MAX), 0..u64::MAX / 1_000_000, vec(failure, 0..3))
         .prop_map(|(one, other, digest, micros, failures)| {
             ClientMessage::Ack(Ack {
-                received: Revision(one.max(other)),
-                programmed: Revision(one.min(other)),
                 received_number: one.max(other),
                 programmed_number: one.min(other),
                 digest: digest.map(Digest),

@@ -131,14 +131,10 @@ impl Bookmark {
 /// Acknowledges a commit or a bookmark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ack {
-    /// The last commit or bookmark: the target revision of the batch, or the revision of the bookmark.
-    pub received: Revision,
-    /// The newest commit or bookmark of the stream up to which everything is in the kernel, except for the failures; 0
-    /// if there is none.
-    pub programmed: Revision,
-    /// The number of `received` among the commits and bookmarks of the stream, from 1.
+    /// The number of the newest one among the commits and bookmarks of the stream, from 1.
     pub received_number: u64,
-    /// The number of `programmed`; 0 if there is none.
+    /// The number of the newest one up to which everything is in the kernel, except for the failures; 0 if there is
+    /// none.
     pub programmed_number: u64,
     /// The digest of the committed state; `None` if the client computes no digests.
     pub digest: Option<Digest>,
@@ -148,7 +144,7 @@ pub struct Ack {
     pub failures: Vec<ServicePortFailure>,
     /// Which VIPs are not served as a whole, for people: an IP family that has VIPs and that the kernel cannot program.
     pub degraded: Vec<String>,
-    /// The namespaces of the service ports of which something up to `received` is not in the kernel, at most
+    /// The namespaces of the service ports of which something that was received is not in the kernel, at most
     /// [`Ack::MAX_UNFINISHED_NAMESPACES`]; empty if that is not known, or if everything is programmed.
     pub unfinished_namespaces: BTreeSet<Arc<str>>,
 }
@@ -161,8 +157,6 @@ impl Ack {
     #[must_use]
     pub const fn complete(number: u64, digest: Option<Digest>) -> Self {
         Self {
-            received: Revision(0),
-            programmed: Revision(0),
             received_number: number,
             programmed_number: number,
             digest,

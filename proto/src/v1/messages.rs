@@ -55,10 +55,14 @@ pub struct Hello {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Ack {
-    /// the last commit or bookmark: target revision of the batch, or revision of the bookmark
-    #[prost(uint64, tag = "1")]
-    pub received: u64,
-    /// sum of the digest vector at `received`; 0 if the client does not compute digests
+    /// The commits and bookmarks of a stream have numbers, from 1, in their order. That of the newest one; never 0.
+    #[prost(uint64, tag = "8")]
+    pub received_number: u64,
+    /// The number of the newest one up to which everything is in the kernel, except for the failures; 0 until that is true
+    /// of one.
+    #[prost(uint64, tag = "9")]
+    pub programmed_number: u64,
+    /// sum of the digest vector of the client; 0 if it does not compute digests
     #[prost(fixed64, tag = "2")]
     pub digest: u64,
     /// time from receiving it until the kernel was programmed, in microseconds; 0: unknown
@@ -67,26 +71,16 @@ pub struct Ack {
     /// All current ones, of which the first 256 KiB.
     #[prost(message, repeated, tag = "4")]
     pub failures: ::prost::alloc::vec::Vec<ServicePortFailure>,
-    /// The newest commit or bookmark of the stream up to which everything is in the kernel, except for the failures; 0
-    /// until that is true of one.
-    #[prost(uint64, tag = "5")]
-    pub programmed: u64,
     /// Which VIPs are not served as a whole, for people: an IP family that has VIPs, but that the kernel cannot program,
     /// and why. A node with such a text is not healthy. Everything else in the Ack is about what works. At most 8 texts
     /// of 512 bytes.
     #[prost(string, repeated, tag = "6")]
     pub degraded: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// If `programmed` is less than `received`: the namespaces of the service ports of which something up to `received`
-    /// is not in the kernel. Everything of others is, except for the failures. At most 16; none if it is not known, or
-    /// if there are more. So the large changes of one namespace delay only its own pods that end.
+    /// If `programmed_number` is less than `received_number`: the namespaces of the service ports of which something that
+    /// was received is not in the kernel. Everything of others is, except for the failures. At most 16; none if it is not
+    /// known, or if there are more. So the large changes of one namespace delay only its own pods that end.
     #[prost(string, repeated, tag = "7")]
     pub unfinished_namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// The commits and bookmarks of a stream have numbers, from 1, in their order. The number of `received`; never 0.
-    #[prost(uint64, tag = "8")]
-    pub received_number: u64,
-    /// The number of `programmed`; 0 until everything up to a commit or bookmark of the stream is in the kernel.
-    #[prost(uint64, tag = "9")]
-    pub programmed_number: u64,
 }
 /// A service port that the node could not program completely. Everything else of the programmed revision is.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -237,10 +237,12 @@ impl NodeOracle {
         self.trace.violation(format_args!("{}: {text}", self.node));
     }
 
-    /// The node sends an Ack on a stream of this epoch, with this state in its kernel.
-    fn acked(&self, epoch: Epoch, Ack { received, programmed, failures, digest, .. }: &Ack, kernel: &SimulatedKernel) {
+    /// The node sends an Ack of this commit or bookmark, of which everything up to `programmed` is in its kernel.
+    fn acked(&self, received: Position, programmed: Revision, ack: &Ack, kernel: &SimulatedKernel) {
+        let Ack { failures, digest, .. } = ack;
+        let (epoch, received) = received;
         let history = self.lock();
-        let Some(indexes) = history.indexes((epoch, *received)) else {
+        let Some(indexes) = history.indexes((epoch, received)) else {
             drop(history);
             return self.violation(format_args!("ack of {epoch}/{received}, which is not committed"));
         };
@@ -259,7 +261,7 @@ impl NodeOracle {
                 return;
             }
         }
-        let known = history.by_revision.range((epoch.0, Revision(0))..=(epoch.0, *programmed)).next_back();
+        let known = history.by_revision.range((epoch.0, Revision(0))..=(epoch.0, programmed)).next_back();
         let Some(first) = known.and_then(|(_, indexes)| indexes.first()) else { return };
         let later = &history.states[*first..];
         let (kernel, tampered) = (kernel.service_ports(), kernel.tampered());

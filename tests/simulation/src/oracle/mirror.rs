@@ -46,6 +46,8 @@ pub(crate) struct StreamMirror {
     /// Its digest, once that is computed.
     digest: Option<Digest>,
     staged: Vec<Operation>,
+    /// Those of the commits and bookmarks, in order.
+    revisions: Vec<Revision>,
     /// The commit with older objects that is not acknowledged yet.
     rollback: Option<Revision>,
 }
@@ -116,6 +118,7 @@ impl StreamMirror {
             state: None,
             digest: None,
             staged: Vec::new(),
+            revisions: Vec::new(),
             rollback: None,
         }
     }
@@ -126,6 +129,7 @@ impl StreamMirror {
             ServerMessage::Welcome(welcome) => self.welcome(welcome),
             ServerMessage::Batch(batch) => self.batch(batch),
             ServerMessage::Bookmark(Bookmark { revision, digest, .. }) if self.staged.is_empty() => {
+                self.revisions.push(*revision);
                 self.bookmark(*revision, *digest)
             }
             ServerMessage::Bookmark(..) | ServerMessage::Drain(_) | ServerMessage::DigestRequest => {}
@@ -135,8 +139,13 @@ impl StreamMirror {
     /// The node sends a message.
     pub(crate) fn sent(&mut self, message: &ClientMessage) {
         let ClientMessage::Ack(ack) = message else { return };
-        self.oracle.acked(self.epoch, ack, &self.kernel);
-        if self.rollback.is_some_and(|revision| revision <= ack.received) {
+        let Some(received) = self.revision(ack.received_number) else {
+            let (number, count) = (ack.received_number, self.revisions.len());
+            return self.oracle.violation(format_args!("ack of number {number}, but {count} were received"));
+        };
+        let programmed = self.revision(ack.programmed_number).unwrap_or_default();
+        self.oracle.acked((self.epoch, received), programmed, ack, &self.kernel);
+        if self.rollback.is_some_and(|revision| revision <= received) {
             self.rollback = None;
             let mut history = self.oracle.lock();
             let Some(process) = &mut history.process else { return };
@@ -147,6 +156,12 @@ impl StreamMirror {
                 self.oracle.violation(format_args!("went back {expected} times, but counted {counted}"));
             }
         }
+    }
+
+    /// The revision of the commit or bookmark with this number.
+    fn revision(&self, number: u64) -> Option<Revision> {
+        let index = usize::try_from(number).ok()?.checked_sub(1)?;
+        self.revisions.get(index).copied()
     }
 
     fn welcome(&mut self, welcome: &Welcome) {
@@ -204,6 +219,7 @@ impl StreamMirror {
             return;
         }
         let staged = std::mem::take(&mut self.staged);
+        self.revisions.push(batch.target);
         let Some(state) = &mut self.state else { return };
         if !staged.is_empty() {
             staged.into_iter().for_each(|operation| state.apply(operation));
