@@ -40,6 +40,8 @@ mod worker;
 
 use std::{sync::Arc, thread, time::Duration};
 
+#[cfg(test)]
+use proto::model::ServicePortKey;
 use runtime::TokenBucket;
 use tokio::{sync::watch, time::Instant};
 use tracing::error;
@@ -135,6 +137,11 @@ impl Flows {
     /// Only records.
     pub(crate) fn without_thread(state: NodeState) -> Self {
         Self(Some(Arc::new(Requests::new(PendingFlows::new(state)))))
+    }
+
+    /// Whether a UDP flow to a VIP of this service port may be stale.
+    pub(crate) fn compares_udp(&self, key: &ServicePortKey) -> bool {
+        self.0.as_ref().is_some_and(|requests| requests.with(|pending| !pending.udp().except.contains(key)))
     }
 
     /// Whether flows may be deleted.

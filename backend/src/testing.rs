@@ -26,7 +26,7 @@ mod synthetic;
 mod transition;
 
 pub use builders::{NODE_NAME, ServiceBuilder, StateBuilder, mk_key, mk_state};
-pub use fake::{Call, FakeBackend, FakeKernel};
+pub use fake::{Call, FakeBackend, FakeKernel, TornWrite};
 pub use history::History;
 pub use memory::{ErrorDetail, Gate, MemoryKernel};
 pub use program_all::{ProgramAll, rejected_by_test};

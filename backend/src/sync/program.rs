@@ -456,6 +456,36 @@ mod tests {
         }
     }
 
+    /// The kernel has the new endpoints when a call has written them, and clients reach them before it reports.
+    #[tokio::test(start_paused = true)]
+    async fn udp_flows_to_what_a_call_programs_are_not_stale() {
+        let dns = |endpoint: &'static str| {
+            let dns = |dns: crate::testing::ServiceBuilder| dns.cluster_ip("10.96.0.10").endpoints([endpoint]);
+            mk_state().service("default/dns/udp", dns).build()
+        };
+        let key = mk_key("default/dns/udp");
+        let before = dns("10.244.1.1:53");
+        let after = dns("10.244.1.2:53");
+        let kernel = FakeKernel::default();
+        let mut programmer = programmer(&kernel, before.clone(), true).await;
+        let flows = programmer.flows.clone();
+        assert!(flows.compares_udp(&key));
+
+        kernel.slow_reports(Duration::from_secs(1));
+        let changes = Changes::between(&before, &after);
+        programmer.take(Target { number: 2, ..Target::unconfirmed(after.clone(), None) }, &changes);
+        let cleanup = async {
+            sleep(Duration::from_millis(500)).await;
+            assert_eq!(kernel.service_ports(), *after.service_ports());
+            assert!(!flows.compares_udp(&key));
+        };
+        tokio::join!(programmer.call(Work::Apply, &changes), cleanup);
+
+        assert!(flows.compares_udp(&key));
+        // Its end would wait for a thread.
+        mem::forget(programmer.flows);
+    }
+
     /// The notifications of a large loss may overrun, so that only the repair finds it.
     #[tokio::test]
     async fn repair_of_possible_drift_is_counted_if_it_writes_what_no_change_asks_for() {

@@ -7,6 +7,7 @@ mod facts;
 mod health;
 mod loss;
 mod stream;
+mod torn;
 mod unfinished;
 
 use std::{path::Path, sync::Mutex};
@@ -31,7 +32,7 @@ use super::{
 };
 use crate::{
     Backend, ChangeCounts, NodeState, Progress, Runner, RunnerOptions, StateFile,
-    testing::{Call, FakeKernel, NODE_NAME, mk_key, mk_state, operations_between},
+    testing::{Call, FakeKernel, NODE_NAME, TornWrite, mk_key, mk_state, operations_between},
 };
 
 const EPOCH: Epoch = Epoch(0xe1);

@@ -1,5 +1,5 @@
-//! A backend whose kernel is a map. It can fail, reject single service ports, be slow, and program a large change in
-//! several calls.
+//! A backend whose kernel is a map. It can fail, reject single service ports, be slow, program a large change in
+//! several calls, and write half of a service port.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use proto::{
 };
 use tokio::sync::{Notify, watch};
 
-use crate::{Backend, Changes, Drift, NodeState, SyncReport};
+use crate::{Backend, Changes, Drift, NodeState, ServicePortState, SyncReport};
 
 /// Programs a [`FakeKernel`]. A second backend may program the same kernel, as after a restart.
 #[derive(Debug)]
@@ -47,6 +47,15 @@ pub enum Call {
     Failed,
 }
 
+/// How a call ends that has written half of a service port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TornWrite {
+    /// It reports the service port as unfinished.
+    Unfinished,
+    /// It fails.
+    Failed,
+}
+
 /// Whether the kernel is known to contain the last state: the precondition of `apply`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Knowledge {
@@ -61,7 +70,9 @@ struct FakeContent {
     rejected: BTreeMap<ServicePortKey, ServicePortFailure>,
     unusable_families: Vec<(IpFamily, String)>,
     failing: Option<String>,
+    torn: Option<TornWrite>,
     delay: Duration,
+    report_delay: Duration,
     /// The most service ports that a call programs.
     limit: Option<usize>,
     calls: Vec<Call>,
@@ -117,6 +128,16 @@ impl FakeKernel {
         self.lock().unusable_families = vec![(family, reason.to_owned())];
     }
 
+    /// Makes the next call write half of the first service port that it has to program, and then end.
+    pub fn tear(&self, torn: TornWrite) {
+        self.lock().torn = Some(torn);
+    }
+
+    /// Makes each call take this long after it has written, until it reports.
+    pub fn slow_reports(&self, delay: Duration) {
+        self.lock().report_delay = delay;
+    }
+
     /// Makes each call take this long.
     pub fn slow(&self, delay: Duration) {
         self.lock().delay = delay;
@@ -160,11 +181,46 @@ impl FakeKernel {
         }
         Ok(())
     }
+
+    /// Lets the kernel take a part of the queue, and waits or fails after that, as configured.
+    async fn program(
+        &self,
+        state: &NodeState,
+        queue: &mut BTreeSet<ServicePortKey>,
+        has_facts: bool,
+    ) -> Result<SyncReport> {
+        let (result, delay) = {
+            let mut inner = self.lock();
+            let mut result = inner.set(state, queue);
+            if has_facts && let Ok(writes) = &mut result {
+                *writes += inner.set_facts(state);
+            }
+            (result.map(|writes| inner.report(state, writes, queue)), inner.report_delay)
+        };
+        if result.is_err() {
+            self.end(Call::Failed);
+        }
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+        }
+        result
+    }
 }
 
 impl FakeContent {
     /// Makes the first service ports of a queue equal to those of the state. Returns how many differed.
-    fn set(&mut self, state: &NodeState, queue: &mut BTreeSet<ServicePortKey>) -> usize {
+    fn set(&mut self, state: &NodeState, queue: &mut BTreeSet<ServicePortKey>) -> Result<usize> {
+        if let Some(key) = queue.first()
+            && let Some(torn) = self.torn.take()
+        {
+            let whole = state.service_port(key).or(self.service_ports.get(key)).cloned();
+            whole.map(half).into_iter().for_each(|half| drop(self.service_ports.insert(half)));
+            return match torn {
+                TornWrite::Unfinished => Ok(1),
+                TornWrite::Failed => bail!("failed halfway"),
+            };
+        }
+
         let mut writes = 0;
         let limit = self.limit.unwrap_or(usize::MAX);
         for key in std::iter::from_fn(|| queue.pop_first()).take(limit) {
@@ -177,7 +233,7 @@ impl FakeContent {
                 }
             }
         }
-        writes
+        Ok(writes)
     }
 
     fn set_facts(&mut self, state: &NodeState) -> usize {
@@ -193,19 +249,25 @@ impl FakeContent {
     }
 }
 
+/// The service port with half of its endpoints, as a transaction leaves it that is followed by another one.
+fn half(mut service: ServicePortState) -> ServicePortState {
+    let pools: Vec<_> = service.pools().map(|(class, family, pool)| (class, family, pool.clone())).collect();
+    for (class, family, pool) in pools {
+        for endpoint in pool.iter().step_by(2) {
+            service.pool_mut(class, family).remove(endpoint);
+        }
+    }
+    service
+}
+
 impl Backend for FakeBackend {
     const NAME: &'static str = "fake";
 
     async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
         self.knowledge = Knowledge::Unknown;
         self.kernel.begin().await?;
-        let report = {
-            let mut inner = self.kernel.lock();
-            self.queue = inner.service_ports.keys().chain(state.service_ports().keys()).cloned().collect();
-            let mut writes = inner.set(state, &mut self.queue);
-            writes += inner.set_facts(state);
-            inner.report(state, writes, &self.queue)
-        };
+        self.queue = self.kernel.service_ports().keys().chain(state.service_ports().keys()).cloned().collect();
+        let report = self.kernel.program(state, &mut self.queue, true).await?;
         self.kernel.end(Call::Reconcile(report.writes));
         self.knowledge = Knowledge::Known;
         Ok(report)
@@ -220,15 +282,8 @@ impl Backend for FakeBackend {
         assert_eq!(self.knowledge, Knowledge::Known, "apply must follow a success");
         self.knowledge = Knowledge::Unknown;
         self.kernel.begin().await?;
-        let report = {
-            let mut inner = self.kernel.lock();
-            self.queue.extend(changes.service_ports.iter().cloned());
-            let mut writes = inner.set(state, &mut self.queue);
-            if changes.node || changes.cluster {
-                writes += inner.set_facts(state);
-            }
-            inner.report(state, writes, &self.queue)
-        };
+        self.queue.extend(changes.service_ports.iter().cloned());
+        let report = self.kernel.program(state, &mut self.queue, changes.node || changes.cluster).await?;
         self.kernel.end(Call::Apply(report.writes));
         self.knowledge = Knowledge::Known;
         Ok(report)
