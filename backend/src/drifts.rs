@@ -10,7 +10,7 @@ use runtime::{
 use tokio::time::Instant;
 use tracing::{debug, info};
 
-use crate::Drift;
+use crate::{Drift, SyncReport};
 
 /// The delay before a repair: at first short, for the other process may not be done; and the longest, for changes that
 /// keep coming back. Commits wait as long.
@@ -31,6 +31,10 @@ pub(crate) struct Drifts {
     /// When the last drift was repaired, or recorded while it is not; `None`: the incident is over.
     last: Option<Instant>,
     is_repaired: bool,
+    /// Whether the next reconcile follows drift, or the last one did and nothing is written yet.
+    repair_due: bool,
+    /// Whether another process is the only reason for what that reconcile writes, although no notification said so.
+    pub(crate) is_suspected: bool,
     /// The changes of this incident, by process.
     incident: Repeated,
     /// The number of changes by other processes.
@@ -44,6 +48,8 @@ impl Default for Drifts {
             delay: Duration::ZERO,
             last: None,
             is_repaired: true,
+            repair_due: false,
+            is_suspected: false,
             incident: Repeated::default(),
             count: 0,
         }
@@ -58,6 +64,8 @@ impl Drifts {
             self.backoff.reset();
         }
         (self.last, self.is_repaired) = (Some(Instant::now()), false);
+        self.repair_due = true;
+        self.is_suspected = *drift == Drift::Possible;
         let delay = self.backoff.next_delay();
         self.delay = delay;
         let repair_in_ms = delay.as_millis();
@@ -81,8 +89,22 @@ impl Drifts {
         delay
     }
 
+    /// A call has succeeded. Returns whether it has repaired anything after drift.
+    pub(crate) fn reported(&mut self, report: &SyncReport) -> bool {
+        let is_repair = self.repair_due && report.writes > 0;
+        if is_repair && self.is_suspected {
+            self.found();
+        }
+        // The kernel may reject all transactions of the first call.
+        self.repair_due &= report.writes == 0 && report.unfinished.is_some();
+        if report.unfinished.is_none() {
+            self.repaired();
+        }
+        is_repair
+    }
+
     /// The kernel differed from the state after [`Drift::Possible`], and was repaired.
-    pub(crate) fn found(&mut self) {
+    fn found(&mut self) {
         self.count += 1;
         let process = "unknown";
         let occurrence = self.incident.failed(process);
@@ -90,7 +112,7 @@ impl Drifts {
     }
 
     /// Everything is programmed: if there was drift, it is repaired now.
-    pub(crate) fn repaired(&mut self) {
+    fn repaired(&mut self) {
         if !mem::replace(&mut self.is_repaired, true) {
             self.last = Some(Instant::now());
         }

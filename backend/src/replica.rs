@@ -92,6 +92,7 @@ pub(crate) enum Reaction {
 /// A commit, or a bookmark.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Committed {
+    pub(crate) epoch: Epoch,
     pub(crate) revision: Revision,
     /// Of the committed state.
     pub(crate) digest: Digest,
@@ -363,7 +364,8 @@ impl Replica {
         self.advance(SessionPosition { epoch, base: Some(target), has_committed: true });
         let departed = (has_committed && !is_rollback).then_some(departed);
         let digest = self.total();
-        let committed = Committed { revision: target, digest, trigger, counts, loss, departed, is_refuted: false };
+        let committed =
+            Committed { epoch, revision: target, digest, trigger, counts, loss, departed, is_refuted: false };
         Ok(Reaction::Commit(committed))
     }
 
@@ -396,7 +398,7 @@ impl Replica {
         self.advance(SessionPosition { epoch, base: Some(revision), has_committed: !is_refuted });
         let departed = (has_committed && !is_refuted).then(DepartedEndpoints::new);
         let digest = self.total();
-        Ok(Reaction::Commit(Committed { revision, digest, departed, is_refuted, ..Committed::default() }))
+        Ok(Reaction::Commit(Committed { epoch, revision, digest, departed, is_refuted, ..Committed::default() }))
     }
 
     fn digests(&self) -> ClientMessage {

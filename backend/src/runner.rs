@@ -1,14 +1,10 @@
 //! Assembles a backend process: options in, the two halves of `sync` out.
 
-use std::{
-    path::Path,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{path::Path, sync::Arc, time::SystemTime};
 
 use anyhow::Context as _;
 use proto::model::{PerFamily, Role};
-use runtime::{Backoff, ReadyGuard, Shutdown};
+use runtime::{ReadyGuard, Shutdown};
 use tokio::{sync::watch, task::JoinSet};
 use tracing::info;
 
@@ -24,11 +20,8 @@ use crate::{
     replica::Replica,
     store::DEFAULT_STATE_FILE,
     stream::StreamFollower,
-    sync::{Acks, Follower, Programmed, Programmer, Reporter, SyncState, Target},
+    sync::{Acks, Follower, Programmed, Programmer, Reporter, Schedule, Target},
 };
-
-/// The shortest and the longest delay before a failed sync is retried.
-const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 
 /// The options of a [`Runner`].
 #[derive(Clone, Debug)]
@@ -152,7 +145,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         let state = replica.state().clone();
         let stored = Target::unconfirmed(state.clone(), replica.committed());
         let (target, targets) = watch::channel(stored.clone());
-        let (reached, programmed) = watch::channel(Programmed::default());
+        let (reached, programmed) = watch::channel(Programmed::unknown(&state));
         let flows =
             Flows::start(conntrack, B::NAT, nodeport_addresses.clone(), state, progress.clone(), metrics.clone());
         let flows = Arc::new(flows);
@@ -160,10 +153,10 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         let mut programmer = Programmer {
             backend,
             targets,
+            handed: stored,
             programmed: reached,
-            sync: SyncState::unknown(stored),
-            backoff: Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1),
-            retries: Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1),
+            rejected: Vec::new(),
+            schedule: Schedule::unknown(),
             drifts: Drifts::default(),
             flows: flows.clone(),
             health,

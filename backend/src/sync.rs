@@ -8,34 +8,37 @@
 //! ```
 //!
 //! A target replaces the one before, so a backend that is slow skips states. What it has to do is the difference
-//! between the target of its last call and the newest one. A call programs a limited part of a large change, and
-//! between two calls the newest target is taken. Acks follow from comparing the commits of the session with what is
-//! programmed.
+//! between the target of its last call, which was handed to it, and the newest one. A call programs a limited part of a
+//! large change, and between two calls the newest target is taken. `backlog` has what the kernel lacks of the handed
+//! one. Acks follow from comparing the commits of the session with what is programmed.
 
 mod acks;
+mod backlog;
 mod follow;
 mod program;
 mod reporter;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use proto::model::{Epoch, Revision, ServicePortFailure, ServicePortKey};
+use proto::model::{Epoch, Revision, ServicePortFailure};
 use tokio::time::Instant;
 
 use crate::{ChangeCounts, NodeState};
 pub(crate) use acks::Acks;
+use backlog::Backlog;
 pub(crate) use follow::Follower;
-pub(crate) use program::{Programmer, SyncState};
+pub(crate) use program::{Programmer, Schedule};
 pub(crate) use reporter::Reporter;
 
 /// The follower runs at least this often, so that a liveness probe can detect that the process hangs.
 const MAX_IDLE: Duration = Duration::from_secs(10);
 
 /// A commit or bookmark of any session, in the order in which they are received.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Position {
     /// Counted since the start; 0: the stored state.
     number: u64,
+    epoch: Epoch,
     revision: Revision,
 }
 
@@ -58,15 +61,15 @@ pub(crate) struct Target {
     received: ChangeCounts,
 }
 
-/// What the kernel has, after each success of the backend.
+/// What the kernel has of the target that was handed to the backend.
 #[derive(Debug, Default)]
 pub(crate) struct Programmed {
     /// The number of the newest target that the backend has accepted.
     number: u64,
     /// The newest commit up to which the kernel lacks nothing, except for the failures.
     complete: Position,
-    /// The service ports that a large change has not reached yet.
-    unfinished: BTreeSet<ServicePortKey>,
+    /// What the kernel lacks of the handed target, also before the backend has accepted that.
+    backlog: Backlog,
     /// The namespaces of the service ports that lack something of it; empty if there are many.
     unfinished_namespaces: BTreeSet<Arc<str>>,
     /// The service ports that cannot be programmed, and the health-check node ports that are not served.
@@ -87,6 +90,24 @@ impl Target {
             changed_at: Instant::now(),
             received: ChangeCounts::default(),
         }
+    }
+}
+
+impl Programmed {
+    /// Nothing of a stored state is known to be programmed.
+    pub(crate) fn unknown(stored: &NodeState) -> Self {
+        Self { backlog: Backlog::unknown(stored), ..Self::default() }
+    }
+
+    /// The backend has accepted a target.
+    fn accepted(&mut self, target: &Target, failures: Vec<ServicePortFailure>, degraded: Vec<String>) {
+        // Service ports whose loss is withheld are not in the backlog.
+        let withholds = target.complete.number < target.number;
+        self.number = target.number;
+        self.complete = self.backlog.complete(target.complete);
+        self.unfinished_namespaces = if withholds { BTreeSet::new() } else { self.backlog.namespaces() };
+        self.failures = failures;
+        self.degraded = degraded;
     }
 }
 

@@ -77,7 +77,7 @@ impl Acks {
         if self.waiting.len() == MAX_WAITING {
             self.waiting.pop_front();
         }
-        let position = Position { number, revision };
+        let position = Position { number, revision, ..Position::default() };
         let before_session = self.before_session;
         self.waiting.push_back(Received { position, before_session, digest, at: Instant::now() });
         position
@@ -105,7 +105,7 @@ impl Acks {
     /// Takes the triggers of the commits that are programmed.
     pub(super) fn propagated(&mut self, programmed: &Programmed) -> Vec<SystemTime> {
         let is_programmed = |trigger: &mut Trigger| {
-            trigger.number <= programmed.number && trigger.service_ports.is_disjoint(&programmed.unfinished)
+            trigger.number <= programmed.number && !programmed.backlog.has_any(&trigger.service_ports)
         };
         self.triggers.extract_if(.., is_programmed).map(|trigger| trigger.time).collect()
     }
@@ -113,7 +113,7 @@ impl Acks {
     /// Takes the acks that are due after a success of the backend. While it fails or hangs there are none.
     pub(super) fn due(&mut self, programmed: &Programmed) -> Vec<Ack> {
         self.repeat_at = None;
-        let is_finished = programmed.unfinished.is_empty();
+        let is_finished = programmed.backlog.is_empty();
         let accepted = self.waiting.partition_point(|received| received.position.number <= programmed.number);
         let Some(first) = self.waiting.front() else {
             return self.again(programmed).into_iter().collect();
@@ -137,7 +137,7 @@ impl Acks {
             ack.apply_time = sent.apply_time;
             // Failures that change with each part of a large change wait for the last one. Namespaces that are finished
             // do not: their pods that end wait for that.
-            let is_finished = programmed.unfinished.is_empty();
+            let is_finished = programmed.backlog.is_empty();
             if ack == *sent || !is_finished && !names_fewer(&ack, sent) {
                 return None;
             }
@@ -245,7 +245,7 @@ mod tests {
         let before = acks.received(1, Revision(9), Digest::default());
         acks.received(2, Revision(10), Digest::default());
         let mut programmed = Programmed { number: 2, complete: before, ..Programmed::default() };
-        programmed.unfinished = [crate::testing::mk_key("default/web")].into();
+        programmed.backlog.service_ports = [(crate::testing::mk_key("default/web"), Default::default())].into();
         let mut sent = Vec::new();
         for unfinished in [&["a", "b", "c"][..], &["a", "b", "c"], &["a", "b", "d"], &["a", "b"], &["a"]] {
             programmed.unfinished_namespaces = unfinished.iter().map(|namespace| (*namespace).into()).collect();

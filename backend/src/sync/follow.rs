@@ -11,7 +11,7 @@ use tokio::{
 use tracing::{error, info, warn};
 
 use super::{
-    MAX_IDLE, Programmed, Target,
+    MAX_IDLE, Position, Programmed, Target,
     acks::{Acks, Trigger},
 };
 use crate::{
@@ -45,8 +45,7 @@ impl<C: Connect> Follower<C> {
         while !shutdown.is_triggered() {
             self.report();
             // The last ack is sent again when a large change is programmed, unless that fails.
-            let is_programming =
-                !self.programmed.borrow().unfinished.is_empty() && self.progress.borrow().error.is_none();
+            let is_programming = !self.programmed.borrow().backlog.is_empty() && self.progress.borrow().error.is_none();
             let may_be_idle = self.acks.is_waiting() || is_programming;
             let (confirm_at, repeat_at) = (self.replica.confirm_at(), self.acks.repeat_at);
             let Self { stream, replica, programmed, .. } = &mut self;
@@ -101,10 +100,10 @@ impl<C: Connect> Follower<C> {
 
     /// Publishes what is to be programmed after a commit, or a bookmark.
     fn commit(&mut self, committed: Committed) {
-        let Committed { revision, digest, trigger, counts, loss, departed, is_refuted } = committed;
+        let Committed { epoch, revision, digest, trigger, counts, loss, departed, is_refuted } = committed;
         let at = Instant::now();
         let number = self.target.borrow().number + 1;
-        let position = self.acks.received(number, revision, digest);
+        let position = Position { epoch, ..self.acks.received(number, revision, digest) };
         let state = self.replica.state();
         let changes = Changes::between(&self.target.borrow().state, state);
         self.flows.record(|pending| pending.committed(departed, &changes, state));

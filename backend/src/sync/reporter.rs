@@ -1,13 +1,12 @@
 //! What programming reports: progress, metrics and log lines.
 
 use std::{
-    collections::BTreeSet,
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use proto::{
-    model::{Epoch, IpFamily, Revision, ServicePortFailure},
+    model::{IpFamily, ServicePortFailure},
     state::ServicePortChange,
 };
 use runtime::{
@@ -17,7 +16,7 @@ use runtime::{
 use tokio::{sync::watch, time::Instant};
 use tracing::{debug, error, info, warn};
 
-use super::Target;
+use super::{Programmed, Target};
 use crate::{
     LINES, Progress, SyncReport,
     backend::Work,
@@ -70,20 +69,25 @@ impl Reporter {
         self.progress.send_modify(|progress| progress.pending_since = progress.pending_since.or(Some(at)));
     }
 
-    /// The kernel lacks nothing of a committed state, except for the failures.
-    pub(super) fn programmed(&mut self, committed: Option<(Epoch, Revision)>) {
-        self.progress.send_modify(|progress| progress.programmed = committed);
-        self.ready = None;
-    }
-
-    /// Everything of a target is programmed, except for the failures. `newest`: the newest target.
-    pub(super) fn finished(&mut self, current: &Target, newest: &Target) {
-        self.programmed(current.committed);
+    /// The kernel has got further. `newest`: the newest target.
+    pub(super) fn programmed(&mut self, handed: &Target, newest: &Target, programmed: &Programmed) {
+        let Programmed { complete, backlog, .. } = programmed;
+        let is_finished = backlog.is_empty();
         self.progress.send_modify(|progress| {
-            progress.pending.service_ports = newest.received.service_ports - current.received.service_ports;
-            progress.pending.pools = newest.received.pools - current.received.pools;
-            progress.pending_since = (newest.state != current.state).then_some(newest.changed_at);
+            progress.unfinished = backlog.service_ports.len();
+            if is_finished {
+                progress.programmed = handed.committed;
+                progress.pending.service_ports = newest.received.service_ports - handed.received.service_ports;
+                progress.pending.pools = newest.received.pools - handed.received.pools;
+                progress.pending_since = (newest.state != handed.state).then_some(newest.changed_at);
+            } else if complete.number > 0 {
+                // While changes keep coming, the newest one may never be programmed completely.
+                progress.programmed = Some((complete.epoch, complete.revision));
+            }
         });
+        if is_finished || complete.number > 0 {
+            self.ready = None;
+        }
     }
 
     /// A call of the backend has succeeded, which has completed these changes.
@@ -139,7 +143,6 @@ impl Reporter {
             count_no_local(&mut progress.no_local, completed);
             progress.count_vips(completed);
             progress.unusable_families.clone_from(unusable_families);
-            progress.unfinished = unfinished.as_ref().map_or(0, BTreeSet::len);
             progress.last_success = Some(SystemTime::now());
             // Each transaction is progress.
             progress.pending_since = Some(Instant::now());
@@ -217,6 +220,8 @@ fn milliseconds(duration: Duration) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::testing::mk_state;
 

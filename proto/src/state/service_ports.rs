@@ -81,6 +81,13 @@ impl ServicePorts {
         Some(&self.chunks[chunk][entry].service_port)
     }
 
+    /// One service port, shared with this collection.
+    #[must_use]
+    pub fn shared(&self, key: &ServicePortKey) -> Option<Arc<ServicePortState>> {
+        let Place { chunk, entry } = self.find(key).ok()?;
+        Some(self.chunks[chunk][entry].service_port.clone())
+    }
+
     /// All service ports with their keys.
     pub fn iter(&self) -> impl Iterator<Item = (&ServicePortKey, &ServicePortState)> {
         self.chunks.iter().flat_map(|chunk| chunk.iter()).map(Entry::pair)
