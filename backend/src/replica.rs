@@ -35,6 +35,19 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a state that is older than the one before may lack endpoints that exist: the frontend is behind.
 const ROLLBACK: Duration = Duration::from_secs(30);
 
+/// Where the state of a node is from: only the endpoints of a confirmed one are known to be all that exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The state file, and the node has restarted since a frontend confirmed it.
+    EarlierBoot,
+    /// The state file, of an earlier process in the same boot.
+    Stored,
+    /// A frontend, which has committed or confirmed it in this process.
+    Confirmed,
+    /// A frontend that was behind another one. It has caught up by then.
+    Behind { until: Instant },
+}
+
 /// The node's replica of what the frontend decided for it.
 #[derive(Debug)]
 pub(crate) struct Replica {
@@ -54,8 +67,8 @@ pub(crate) struct Replica {
     role: Role,
     /// The next commit is a snapshot, from any frontend, that confirms or voids the withheld losses.
     snapshot_pending: bool,
-    /// When a commit was last older than the one before.
-    rolled_back: Option<Instant>,
+    /// Of the committed state.
+    pub(crate) origin: Origin,
     pub(crate) counters: ProtocolCounters,
 }
 
@@ -104,8 +117,6 @@ pub(crate) struct Committed {
     /// The endpoints that departed since the commit before; `None` if that was another frontend's or a newer one, so
     /// that the difference is no event in the cluster.
     pub(crate) departed: Option<DepartedEndpoints>,
-    /// Whether the committed state is not the frontend's, which repairs it after the ack.
-    pub(crate) is_refuted: bool,
 }
 
 /// A violation of the protocol by the frontend. The session is ended.
@@ -133,10 +144,11 @@ impl Replica {
         mut losses: LossGuard,
         role: Role,
     ) -> Self {
+        let is_after_boot = store.as_ref().is_some_and(Store::is_of_earlier_boot);
         let (committed_state, committed, source_version, kind_versions) = match stored {
             Some(StoredState { state, epoch, revision, source_version, kind_versions, is_outdated, boot: _ }) => {
                 // After a boot the kernel serves nothing that could be kept.
-                if is_outdated && !store.as_ref().is_some_and(Store::is_of_earlier_boot) {
+                if is_outdated && !is_after_boot {
                     losses.continue_withholding();
                 }
                 (state, Some((epoch, revision)), source_version, kind_versions)
@@ -147,7 +159,7 @@ impl Replica {
             }
         };
         let mut state = committed_state.clone();
-        if store.as_ref().is_some_and(Store::is_of_earlier_boot) {
+        if is_after_boot {
             state = losses.restarted(&committed_state);
             let service_ports = losses.unconfirmed_service_ports();
             if service_ports > 0 {
@@ -170,7 +182,7 @@ impl Replica {
             losses,
             role,
             snapshot_pending: false,
-            rolled_back: None,
+            origin: if is_after_boot { Origin::EarlierBoot } else { Origin::Stored },
             counters: ProtocolCounters::default(),
         }
     }
@@ -183,11 +195,6 @@ impl Replica {
     /// The revision of the committed state; `None` before the first commit.
     pub(crate) fn committed(&self) -> Option<(Epoch, Revision)> {
         self.committed
-    }
-
-    /// Whether the node has restarted since a frontend confirmed the stored state.
-    pub(crate) fn is_of_earlier_boot(&self) -> bool {
-        self.store.as_ref().is_some_and(Store::is_of_earlier_boot)
     }
 
     /// The first message of the next session. To confirm a loss it claims no state, so a snapshot follows.
@@ -216,11 +223,6 @@ impl Replica {
     /// Requests a snapshot at the start of the next session, which confirms or voids the withheld losses.
     pub(crate) fn request_snapshot(&mut self) {
         self.snapshot_pending = true;
-    }
-
-    /// Whether the frontend may be behind what this node has had before.
-    pub(crate) fn is_rolled_back(&self) -> bool {
-        self.rolled_back.is_some_and(|at| at.elapsed() < ROLLBACK)
     }
 
     /// The session has ended. Uncommitted batches are discarded.
@@ -350,7 +352,7 @@ impl Replica {
                 "rolled back to an older version of the cluster"
             );
             self.counters.rollbacks += 1;
-            self.rolled_back = Some(Instant::now());
+            self.origin = Origin::Behind { until: Instant::now() + ROLLBACK };
         }
         // A frontend that does not know the version leaves it as it is.
         if source_version != SourceVersion::default() {
@@ -364,8 +366,7 @@ impl Replica {
         self.advance(SessionPosition { epoch, base: Some(target), has_committed: true });
         let departed = (has_committed && !is_rollback).then_some(departed);
         let digest = self.total();
-        let committed =
-            Committed { epoch, revision: target, digest, trigger, counts, loss, departed, is_refuted: false };
+        let committed = Committed { epoch, revision: target, digest, trigger, counts, loss, departed };
         Ok(Reaction::Commit(committed))
     }
 
@@ -398,7 +399,7 @@ impl Replica {
         self.advance(SessionPosition { epoch, base: Some(revision), has_committed: !is_refuted });
         let departed = (has_committed && !is_refuted).then(DepartedEndpoints::new);
         let digest = self.total();
-        Ok(Reaction::Commit(Committed { epoch, revision, digest, departed, is_refuted, ..Committed::default() }))
+        Ok(Reaction::Commit(Committed { epoch, revision, digest, departed, ..Committed::default() }))
     }
 
     fn digests(&self) -> ClientMessage {
@@ -410,15 +411,23 @@ impl Replica {
     fn advance(&mut self, position: SessionPosition) {
         self.committed = position.base.map(|revision| (position.epoch, revision));
         self.session = Some(position);
-        if position.has_committed
-            && let Some(store) = &mut self.store
-        {
-            store.confirmed();
+        if position.has_committed {
+            self.origin.confirm();
+            self.store.iter_mut().for_each(Store::confirmed);
         }
     }
 
     fn total(&self) -> Digest {
         self.committed_state.digests().total()
+    }
+}
+
+impl Origin {
+    /// A frontend has committed the state, or confirmed it. One that was behind may still be.
+    fn confirm(&mut self) {
+        if !matches!(self, Self::Behind { until } if Instant::now() < *until) {
+            *self = Self::Confirmed;
+        }
     }
 }
 

@@ -143,13 +143,12 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             servers.spawn(HealthCheckServers::new(&health, addresses, progress.subscribe()).run());
         }
         let state = replica.state().clone();
-        let stored = Target::unconfirmed(state.clone(), replica.committed());
+        let stored = Target::stored(state.clone(), replica.committed(), replica.origin);
         let (target, targets) = watch::channel(stored.clone());
         let (reached, programmed) = watch::channel(Programmed::unknown(&state));
         let flows =
             Flows::start(conntrack, B::NAT, nodeport_addresses.clone(), state, progress.clone(), metrics.clone());
         let flows = Arc::new(flows);
-        let is_after_boot = replica.is_of_earlier_boot();
         let mut programmer = Programmer {
             backend,
             targets,
@@ -176,7 +175,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         };
         let both = async {
             // What is programmed is acked before more is. The listeners stay open until the state is stored.
-            tokio::join!(biased; follower.run(shutdown.clone()), programmer.run(is_after_boot, shutdown));
+            tokio::join!(biased; follower.run(shutdown.clone()), programmer.run(shutdown));
             info!("stopped, the kernel is left as it is");
         };
         tokio::select! {

@@ -23,7 +23,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use proto::model::{Epoch, Revision, ServicePortFailure};
 use tokio::time::Instant;
 
-use crate::{ChangeCounts, NodeState};
+use crate::{ChangeCounts, NodeState, replica::Origin};
 pub(crate) use acks::Acks;
 use backlog::Backlog;
 pub(crate) use follow::Follower;
@@ -52,9 +52,7 @@ pub(crate) struct Target {
     complete: Position,
     /// The revision of the committed state.
     committed: Option<(Epoch, Revision)>,
-    /// Whether no endpoint that exists is known to be missing: not in a stored state, nor in one of a frontend that is
-    /// behind.
-    is_confirmed: bool,
+    origin: Origin,
     /// When the state last changed.
     changed_at: Instant,
     /// The operations received until then.
@@ -79,14 +77,14 @@ pub(crate) struct Programmed {
 }
 
 impl Target {
-    /// A state that no frontend has confirmed in this process.
-    pub(crate) fn unconfirmed(state: NodeState, committed: Option<(Epoch, Revision)>) -> Self {
+    /// A state from the state file.
+    pub(crate) fn stored(state: NodeState, committed: Option<(Epoch, Revision)>, origin: Origin) -> Self {
         Self {
             state,
             number: 0,
             complete: Position::default(),
             committed,
-            is_confirmed: false,
+            origin,
             changed_at: Instant::now(),
             received: ChangeCounts::default(),
         }

@@ -135,7 +135,10 @@ mod tests {
     use proto::model::{ClusterInfo, Revision};
 
     use super::*;
-    use crate::testing::{StateBuilder, mk_key, mk_state};
+    use crate::{
+        replica::Origin,
+        testing::{StateBuilder, mk_key, mk_state},
+    };
 
     /// A backlog, and the target of the last call.
     struct Fixture {
@@ -151,7 +154,7 @@ mod tests {
         };
         let state = service_ports.split_whitespace().fold(mk_state(), with_port).build();
         let complete = Position { number: revision, revision: Revision(revision), ..Position::default() };
-        Target { number: revision, complete, ..Target::unconfirmed(state, None) }
+        Target { number: revision, complete, ..Target::stored(state, None, Origin::Stored) }
     }
 
     impl Fixture {

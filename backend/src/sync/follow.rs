@@ -100,7 +100,7 @@ impl<C: Connect> Follower<C> {
 
     /// Publishes what is to be programmed after a commit, or a bookmark.
     fn commit(&mut self, committed: Committed) {
-        let Committed { epoch, revision, digest, trigger, counts, loss, departed, is_refuted } = committed;
+        let Committed { epoch, revision, digest, trigger, counts, loss, departed } = committed;
         let at = Instant::now();
         let number = self.target.borrow().number + 1;
         let position = Position { epoch, ..self.acks.received(number, revision, digest) };
@@ -132,9 +132,7 @@ impl<C: Connect> Follower<C> {
                 target.complete = position;
             }
             target.committed = self.replica.committed();
-            if !is_refuted {
-                target.is_confirmed = !self.replica.is_rolled_back();
-            }
+            target.origin = self.replica.origin;
             target.received += counts;
             if is_changed {
                 target.changed_at = at;

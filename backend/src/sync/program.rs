@@ -33,6 +33,7 @@ use crate::{
     flows::{Flows, PendingFlows},
     health::HealthChecks,
     observe::SYNC_FAILING,
+    replica::Origin,
 };
 
 /// How long a frontend has to answer before the kernel is read for whether an earlier process has programmed it.
@@ -146,10 +147,9 @@ impl Schedule {
 }
 
 impl<B: Backend> Programmer<B> {
-    /// Programs until `shutdown`. The kernel is left as it is then. `is_after_boot`: the node has restarted since a
-    /// frontend confirmed the stored state.
-    pub(crate) async fn run(&mut self, is_after_boot: bool, mut shutdown: Shutdown) {
-        if shutdown.run_until_started(self.adopt(is_after_boot)).await.is_some() {
+    /// Programs until `shutdown`. The kernel is left as it is then.
+    pub(crate) async fn run(&mut self, mut shutdown: Shutdown) {
+        if shutdown.run_until_started(self.adopt()).await.is_some() {
             self.schedule.invalidate(Instant::now());
         }
         let mut watched_at = Instant::now();
@@ -194,7 +194,7 @@ impl<B: Backend> Programmer<B> {
     }
 
     /// Waits for a first commit or bookmark, or until the stored state is due: later if the kernel may be newer.
-    async fn adopt(&mut self, is_after_boot: bool) {
+    async fn adopt(&mut self) {
         let begun = Instant::now();
         let is_answered = |target: &Target| target.number > 0;
         // It fails only at the end of the process.
@@ -203,7 +203,7 @@ impl<B: Backend> Programmer<B> {
             return;
         }
         // After a reboot the kernel is empty, which is soon known.
-        let wait = if is_after_boot { Duration::ZERO } else { FIRST_ANSWER };
+        let wait = if self.handed.origin == Origin::EarlierBoot { Duration::ZERO } else { FIRST_ANSWER };
         if timeout_at(begun + wait, self.targets.wait_for(is_answered)).await.is_ok() {
             return;
         }
@@ -228,7 +228,7 @@ impl<B: Backend> Programmer<B> {
 
     /// Makes a target, which differs so, the one that the backend is called with.
     fn hand(&mut self, target: Target, changes: &Changes) {
-        if !target.is_confirmed {
+        if target.origin != Origin::Confirmed {
             self.flows.record(PendingFlows::rolled_back);
         }
         self.drifts.is_suspected &= changes.is_empty();
@@ -328,7 +328,7 @@ impl<B: Backend> Programmer<B> {
         self.reporter.programmed(&self.handed, &self.targets.borrow(), &self.programmed.borrow());
 
         // The flows of those that are unfinished wait on their own.
-        if self.handed.is_confirmed {
+        if self.handed.origin == Origin::Confirmed {
             self.flows.record(PendingFlows::confirmed);
         }
     }
@@ -353,9 +353,9 @@ mod tests {
     };
 
     /// Programs a target, of which the kernel takes one service port with each call.
-    async fn programmer(kernel: &FakeKernel, state: NodeState, is_confirmed: bool) -> Programmer<FakeBackend> {
-        let stored = Target::unconfirmed(mk_state().build(), None);
-        let target = Target { number: 1, is_confirmed, ..Target::unconfirmed(state, None) };
+    async fn programmer(kernel: &FakeKernel, state: NodeState, origin: Origin) -> Programmer<FakeBackend> {
+        let stored = Target::stored(mk_state().build(), None, Origin::Stored);
+        let target = Target { number: 1, origin, ..Target::stored(state, None, Origin::Stored) };
         let changes = Changes::between(&stored.state, &target.state);
         kernel.limit(1);
         let mut programmer = Programmer {
@@ -380,8 +380,8 @@ mod tests {
     async fn flows_of_what_is_programmed_do_not_wait_for_what_is_unfinished() {
         let state = mk_state().service("default/a", |a| a.cluster_ip("10.96.0.1"));
         let state = state.service("default/b", |b| b.cluster_ip("10.96.0.2")).build();
-        for is_confirmed in [false, true] {
-            let programmer = programmer(&FakeKernel::default(), state.clone(), is_confirmed).await;
+        for (origin, is_confirmed) in [(Origin::Stored, false), (Origin::Confirmed, true)] {
+            let programmer = programmer(&FakeKernel::default(), state.clone(), origin).await;
             assert_eq!(programmer.programmed.borrow().backlog.service_ports.len(), 1);
             assert_eq!(programmer.flows.is_confirmed(), is_confirmed);
             // Its end would wait for a thread.
@@ -400,13 +400,13 @@ mod tests {
         let before = dns("10.244.1.1:53");
         let after = dns("10.244.1.2:53");
         let kernel = FakeKernel::default();
-        let mut programmer = programmer(&kernel, before.clone(), true).await;
+        let mut programmer = programmer(&kernel, before.clone(), Origin::Confirmed).await;
         let flows = programmer.flows.clone();
         assert!(flows.compares_udp(&key));
 
         kernel.slow_reports(Duration::from_secs(1));
         let changes = Changes::between(&before, &after);
-        programmer.hand(Target { number: 2, ..Target::unconfirmed(after.clone(), None) }, &changes);
+        programmer.hand(Target { number: 2, ..Target::stored(after.clone(), None, Origin::Stored) }, &changes);
         let cleanup = async {
             sleep(Duration::from_millis(500)).await;
             assert_eq!(kernel.service_ports(), *after.service_ports());
@@ -432,13 +432,13 @@ mod tests {
             (Drift::Outdated, true, &before, 0),
         ] {
             let kernel = FakeKernel::default();
-            let mut programmer = programmer(&kernel, before.clone(), true).await;
+            let mut programmer = programmer(&kernel, before.clone(), Origin::Confirmed).await;
             programmer.drifted(&drift);
             if is_lost {
                 kernel.lose(&mk_key("default/a"));
             }
             let changes = Changes::between(&before, newest);
-            programmer.hand(Target { number: 2, ..Target::unconfirmed(newest.clone(), None) }, &changes);
+            programmer.hand(Target { number: 2, ..Target::stored(newest.clone(), None, Origin::Stored) }, &changes);
             programmer.call(Work::Reconcile, &changes).await;
             assert_eq!(programmer.drifts.count, count, "{drift:?}");
             assert_eq!(programmer.reporter.progress.borrow().drifts, count);
@@ -453,7 +453,7 @@ mod tests {
         let state = mk_state().service("default/a", |a| a.cluster_ip("10.96.0.1"));
         let state = state.service("default/b", |b| b.cluster_ip("10.96.0.2")).build();
         let kernel = FakeKernel::default();
-        let mut programmer = programmer(&kernel, state, true).await;
+        let mut programmer = programmer(&kernel, state, Origin::Confirmed).await;
         let unchanged = Changes::default();
         programmer.call(Work::Apply, &unchanged).await;
         assert_eq!(programmer.schedule.content, Content::Complete);

@@ -223,12 +223,12 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::testing::mk_state;
+    use crate::{replica::Origin, testing::mk_state};
 
     #[tokio::test(start_paused = true)]
     async fn changes_without_a_pause_share_lines() {
         let mut reporter = Reporter::new(watch::Sender::default(), Arc::default(), None);
-        let target = Target::unconfirmed(mk_state().build(), None);
+        let target = Target::stored(mk_state().build(), None, Origin::Stored);
         let mut call = |work| {
             let report = SyncReport { writes: 1, ..SyncReport::default() };
             reporter.succeeded("fake", &target, work, &[], &report, Duration::from_millis(1));
@@ -248,7 +248,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_change_that_fails_is_not_in_the_line_of_those_before() {
         let mut reporter = Reporter::new(watch::Sender::default(), Arc::default(), None);
-        let target = Target::unconfirmed(mk_state().build(), None);
+        let target = Target::stored(mk_state().build(), None, Origin::Stored);
         let mut report = SyncReport { writes: 1, ..SyncReport::default() };
         while reporter.deferred.is_none() {
             reporter.succeeded("fake", &target, Work::Apply, &[], &report, Duration::from_millis(1));
