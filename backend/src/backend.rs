@@ -116,7 +116,7 @@ pub struct SyncReport {
     pub failures: Vec<ServicePortFailure>,
     /// The service ports of this and of earlier calls that are not programmed completely, if [`Backend::apply`] is to
     /// be called again, also without a change. Empty: only objects that no service port needs are left to be removed.
-    /// `None`: everything except `failures` is programmed.
+    /// `None`: everything except `failures` is programmed. Facts of the node and the cluster are in the first writes.
     pub unfinished: Option<BTreeSet<ServicePortKey>>,
     /// Whether something is unfinished after the call has read the kernel: what the state lacks may still be in it.
     pub has_read: bool,

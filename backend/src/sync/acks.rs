@@ -102,6 +102,11 @@ impl Acks {
         !self.waiting.is_empty()
     }
 
+    /// Whether an ack of the session was sent, which is repeated when more is programmed.
+    pub(super) fn may_be_repeated(&self) -> bool {
+        self.sent.is_some()
+    }
+
     /// Takes the triggers of the commits that are programmed.
     pub(super) fn propagated(&mut self, programmed: &Programmed) -> Vec<SystemTime> {
         let is_programmed = |trigger: &mut Trigger| {

@@ -104,7 +104,7 @@ impl Backlog {
 
     /// Whether the kernel lacks something of any of these service ports.
     pub(super) fn has_any(&self, service_ports: &BTreeSet<ServicePortKey>) -> bool {
-        service_ports.iter().any(ascending(self.service_ports.keys()))
+        service_ports.iter().any(|key| self.service_ports.contains_key(key))
     }
 
     /// Whether the kernel lacks something of a Service, of which this is a service port.

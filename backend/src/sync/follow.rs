@@ -46,7 +46,7 @@ impl<C: Connect> Follower<C> {
             self.report();
             // The last ack is sent again when a large change is programmed, unless that fails.
             let is_programming = !self.programmed.borrow().backlog.is_empty() && self.progress.borrow().error.is_none();
-            let may_be_idle = self.acks.is_waiting() || is_programming;
+            let may_be_idle = self.acks.is_waiting() || self.acks.may_be_repeated() && is_programming;
             let (confirm_at, repeat_at) = (self.replica.confirm_at(), self.acks.repeat_at);
             let Self { stream, replica, programmed, .. } = &mut self;
             tokio::select! {
