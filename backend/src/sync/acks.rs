@@ -8,12 +8,12 @@ use std::{
 
 use proto::{
     digest::Digest,
-    model::{Ack, Revision, ServicePortFailure, ServicePortKey},
+    model::{Ack, ServicePortFailure, ServicePortKey},
 };
 use runtime::{Rate, TokenBucket};
 use tokio::time::Instant;
 
-use super::{Position, Programmed};
+use super::Programmed;
 
 /// For how long the ack of a commit waits until the commit is programmed: most are, and then need no second ack.
 const ACK_DELAY: Duration = Duration::from_millis(100);
@@ -54,7 +54,7 @@ pub(crate) struct Acks {
 /// A commit or bookmark.
 #[derive(Clone, Copy, Debug)]
 struct Received {
-    position: Position,
+    number: u64,
     /// The number of the last commit or bookmark before its session.
     before_session: u64,
     /// Of the committed state.
@@ -73,14 +73,12 @@ pub(super) struct Trigger {
 
 impl Acks {
     /// Records a commit or bookmark of the session.
-    pub(super) fn received(&mut self, number: u64, revision: Revision, digest: Digest) -> Position {
+    pub(super) fn received(&mut self, number: u64, digest: Digest) {
         if self.waiting.len() == MAX_WAITING {
             self.waiting.pop_front();
         }
-        let position = Position { number, revision, ..Position::default() };
         let before_session = self.before_session;
-        self.waiting.push_back(Received { position, before_session, digest, at: Instant::now() });
-        position
+        self.waiting.push_back(Received { number, before_session, digest, at: Instant::now() });
     }
 
     pub(super) fn triggered(&mut self, trigger: Trigger) {
@@ -119,7 +117,7 @@ impl Acks {
     pub(super) fn due(&mut self, programmed: &Programmed) -> Vec<Ack> {
         self.repeat_at = None;
         let is_finished = programmed.backlog.is_empty();
-        let accepted = self.waiting.partition_point(|received| received.position.number <= programmed.number);
+        let accepted = self.waiting.partition_point(|received| received.number <= programmed.number);
         let Some(first) = self.waiting.front() else {
             return self.again(programmed).into_iter().collect();
         };
@@ -159,7 +157,7 @@ impl Acks {
 
 impl Received {
     fn ack(&self, programmed: &Programmed, failures: Vec<ServicePortFailure>) -> Ack {
-        let received = self.position.number;
+        let received = self.number;
         let complete = programmed.complete.number.min(received);
         let is_finished = complete == received;
         Ack {
@@ -201,6 +199,12 @@ fn acked_failures(failures: &[ServicePortFailure]) -> Vec<ServicePortFailure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::Position;
+
+    fn received(acks: &mut Acks, number: u64) -> Position {
+        acks.received(number, Digest::default());
+        Position { number, ..Position::default() }
+    }
 
     fn acked(acks: &mut Acks, programmed: &Programmed) -> Vec<(u64, u64, usize)> {
         let acks = acks.due(programmed).into_iter();
@@ -211,10 +215,10 @@ mod tests {
     #[test]
     fn no_ack_is_repeated_while_one_of_the_same_revision_is_owed() {
         let mut acks = Acks::default();
-        let complete = acks.received(1, Revision(10), Digest::default());
+        let complete = received(&mut acks, 1);
         let mut programmed = Programmed { number: 1, complete, ..Programmed::default() };
         assert_eq!(acked(&mut acks, &programmed), [(1, 1, 0)]);
-        let repair = acks.received(2, Revision(10), Digest::default());
+        let repair = received(&mut acks, 2);
         programmed.failures = vec![ServicePortFailure::rejected(crate::testing::mk_key("default/web"), "rejected")];
         assert_eq!(acked(&mut acks, &programmed), []);
         (programmed.number, programmed.complete) = (2, repair);
@@ -232,13 +236,13 @@ mod tests {
             let ack = acks.due(&programmed).pop().unwrap();
             (ack.received_number, ack.programmed_number)
         };
-        let before = acks.received(1, Revision(10), Digest::default());
-        let commit = acks.received(2, Revision(12), Digest::default());
+        let before = received(&mut acks, 1);
+        let commit = received(&mut acks, 2);
         assert_eq!(numbers(&mut acks, 2, before), (2, 1));
         assert_eq!(numbers(&mut acks, 2, commit), (2, 2));
 
         acks.session_ended(2);
-        let snapshot = acks.received(3, Revision(5), Digest::default());
+        let snapshot = received(&mut acks, 3);
         assert_eq!(numbers(&mut acks, 3, commit), (1, 0));
         assert_eq!(numbers(&mut acks, 3, snapshot), (1, 1));
     }
@@ -247,8 +251,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn namespaces_that_are_finished_are_acked() {
         let mut acks = Acks::default();
-        let before = acks.received(1, Revision(9), Digest::default());
-        acks.received(2, Revision(10), Digest::default());
+        let before = received(&mut acks, 1);
+        received(&mut acks, 2);
         let mut programmed = Programmed { number: 2, complete: before, ..Programmed::default() };
         programmed.backlog.service_ports = [(crate::testing::mk_key("default/web"), Default::default())].into();
         let mut sent = Vec::new();
@@ -265,7 +269,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn failures_that_come_and_go_are_acked_a_few_times_a_second() {
         let mut acks = Acks::default();
-        let complete = acks.received(1, Revision(10), Digest::default());
+        let complete = received(&mut acks, 1);
         let mut programmed = Programmed { number: 1, complete, ..Programmed::default() };
         acked(&mut acks, &programmed);
         let mut count = 0;

@@ -117,6 +117,9 @@ impl Backlog {
     /// lacking, which concern all of them.
     pub(super) fn namespaces(&self) -> BTreeSet<Arc<str>> {
         let mut namespaces = BTreeSet::new();
+        if self.facts.is_some() {
+            return namespaces;
+        }
         for namespace in self.service_ports.keys().map(|key| &key.namespace) {
             // They ascend.
             if namespaces.last() != Some(namespace) {
@@ -126,7 +129,7 @@ impl Backlog {
                 namespaces.insert(namespace.clone());
             }
         }
-        if self.facts.is_some() { BTreeSet::new() } else { namespaces }
+        namespaces
     }
 }
 

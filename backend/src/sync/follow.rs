@@ -103,7 +103,7 @@ impl<C: Connect> Follower<C> {
         let Committed { epoch, revision, digest, trigger, counts, loss, departed } = committed;
         let at = Instant::now();
         let number = self.target.borrow().number + 1;
-        let position = Position { epoch, ..self.acks.received(number, revision, digest) };
+        self.acks.received(number, digest);
         let state = self.replica.state();
         let changes = Changes::between(&self.target.borrow().state, state);
         self.flows.record(|pending| pending.committed(departed, &changes, state));
@@ -129,7 +129,7 @@ impl<C: Connect> Follower<C> {
             target.state = state.clone();
             target.number = number;
             if withheld == 0 {
-                target.complete = position;
+                target.complete = Position { number, epoch, revision };
             }
             target.committed = self.replica.committed();
             target.origin = self.replica.origin;
