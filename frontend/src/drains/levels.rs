@@ -16,6 +16,7 @@ use proto::{
     node_set::NodeSet,
     v1::{self, DrainState},
 };
+use runtime::Excess;
 
 use super::{EndingPod, EndingPods, PodKey, counting};
 use crate::{
@@ -88,9 +89,10 @@ impl EndingPods {
 
     /// The pods that end on a node, at most [`MAX_LEVELS`].
     fn of_node(&self, node: &str) -> Vec<(PodKey, &EndingPod)> {
-        let by_namespace = self.by_node.get(node).into_iter().flat_map(BTreeMap::values);
-        let shares = by_namespace.map(|keys| keys.iter().copied().take(MAX_LEVELS).collect()).collect();
-        let keys: BTreeSet<PodKey> = fair_shares(shares, MAX_LEVELS).into_iter().collect();
+        let Some(by_namespace) = self.by_node.get(node) else { return Vec::new() };
+        let excess = Excess::beyond(MAX_LEVELS, by_namespace.iter().map(|(namespace, keys)| (namespace, keys.len())));
+        let kept = by_namespace.iter().flat_map(|(namespace, keys)| keys.iter().skip(excess.of(&namespace)));
+        let keys: BTreeSet<PodKey> = kept.copied().collect();
         keys.into_iter().filter_map(|key| Some((key, self.pods.get(&key)?))).collect()
     }
 
@@ -182,9 +184,9 @@ impl ListedPod {
             addresses.insert(entry.address, PodKey::of(entry));
         }
 
-        let shares = by_namespace.into_values().map(|addresses| addresses.into_iter().collect()).collect();
-        let pods = fair_shares(shares, MAX_LEVELS).into_iter();
-        pods.map(|(address, key)| Self { address, key }).collect()
+        let excess = Excess::beyond(MAX_LEVELS, by_namespace.iter().map(|(namespace, pods)| (namespace, pods.len())));
+        let kept = by_namespace.iter().flat_map(|(namespace, pods)| pods.iter().skip(excess.of(&namespace)));
+        kept.map(|(address, key)| Self { address: *address, key: *key }).collect()
     }
 }
 
@@ -215,20 +217,4 @@ fn level(key: PodKey, address: IpAddr, state: DrainState) -> v1::DrainLevel {
 
 fn first_services(services: &BTreeSet<ObjectName>) -> Vec<String> {
     services.iter().take(MAX_SERVICES).map(ToString::to_string).collect()
-}
-
-/// Takes so many of each list that they are `limit` together at most, and that only the longest lists are cut.
-fn fair_shares<T>(mut lists: Vec<Vec<T>>, limit: usize) -> Vec<T> {
-    lists.sort_by_key(Vec::len);
-    let mut room = limit;
-    let mut remaining = lists.len();
-    let mut taken = Vec::new();
-    for list in lists {
-        let share = room / remaining;
-        let before = taken.len();
-        taken.extend(list.into_iter().take(share));
-        room -= taken.len() - before;
-        remaining -= 1;
-    }
-    taken
 }
