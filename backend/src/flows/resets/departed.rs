@@ -10,6 +10,7 @@ use std::{
 
 use netlink::conntrack::{Flow, Tuple};
 use proto::model::{Endpoint, IpFamily, PerFamily, ServicePortKey};
+use runtime::Excess;
 
 use crate::{
     Changes, DepartedEndpoints, NodeState, ServicePortState,
@@ -31,8 +32,7 @@ const MEMORY: Duration = Duration::from_secs(300);
 pub(super) const PAUSES: [Duration; 4] =
     [Duration::from_secs(2), Duration::from_secs(4), Duration::from_secs(8), Duration::from_secs(16)];
 
-/// The most endpoints that are remembered of a namespace, and in all. Connections to others are not reset.
-const MAX_OF_NAMESPACE: usize = 1024;
+/// The most endpoints that are remembered; the namespaces with the most give way. Connections to others are not reset.
 const MAX: usize = 8192;
 
 /// The endpoints that departed from service ports.
@@ -101,22 +101,20 @@ impl Departed {
             return;
         }
         self.forget_old(now);
-        let mut counts = BTreeMap::<_, usize>::new();
-        for (key, endpoints) in &self.service_ports {
-            *counts.entry(key.namespace.clone()).or_default() += endpoints.len();
-        }
-        let mut room = MAX.saturating_sub(counts.values().sum());
         for (key, endpoints) in departed {
-            let count = counts.entry(key.namespace.clone()).or_default();
             let known = self.service_ports.entry(key).or_default();
-            for endpoint in endpoints.into_iter().take(room.min(MAX_OF_NAMESPACE.saturating_sub(*count))) {
+            for endpoint in endpoints {
                 let departure = Departure { at: now, due: None, passes: 0 };
-                if known.insert(Endpoint { terminating: false, ..endpoint }, departure).is_none() {
-                    *count += 1;
-                    room -= 1;
-                }
+                known.insert(Endpoint { terminating: false, ..endpoint }, departure);
             }
         }
+
+        let remembered = self.service_ports.iter().map(|(key, endpoints)| (key.namespace.clone(), endpoints.len()));
+        let mut excess = Excess::beyond(MAX, remembered);
+        self.service_ports.retain(|key, endpoints| {
+            endpoints.retain(|_, _| !excess.take(&key.namespace));
+            !endpoints.is_empty()
+        });
     }
 
     /// Compares what departed from a service port with its state.
