@@ -29,7 +29,6 @@ mod half_open;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod once;
 mod pending;
-mod quota;
 mod requests;
 mod resets;
 mod rest;

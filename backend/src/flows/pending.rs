@@ -14,23 +14,25 @@ use std::{
 };
 
 use proto::model::{Endpoint, Protocol, ServicePortKey};
-use runtime::failure::CountedLog;
+use runtime::{Excess, failure::CountedLog};
 use tracing::warn;
 
 use super::{
     half_open::{ChangedPorts, HalfOpenPorts, MAX_DEPARTED},
-    quota::NamespaceQuota,
     resets::{Departed, Due},
     udp::{WithdrawnVips, lost_vips},
 };
 use crate::{Changes, DepartedEndpoints, NodeState, ServicePortState, ascending::ascending, dataplane::all_vips};
 
-/// The most VIPs that were withdrawn and wait for a cleanup, of all namespaces, which share them by
-/// [`NamespaceQuota`]. Flows to others stay until their clients end them.
+/// The most VIPs that were withdrawn and wait for a cleanup; the namespaces with the most give way. Flows to others
+/// stay until their clients end them.
 const MAX_WITHDRAWN: usize = 65_536;
 
-/// The most endpoints that departed and wait until that is programmed, shared in the same way. Half-open connections to
-/// others stay.
+/// How many of them remain when there were more, because not each further one may cost a pass over all of them.
+const KEPT_WITHDRAWN: usize = MAX_WITHDRAWN / 8 * 7;
+
+/// The most endpoints that departed and wait until that is programmed; the namespaces with the most give way. Half-open
+/// connections to others stay.
 const MAX_WAITING: usize = 16_384;
 
 /// What the follower and the programmer have told the thread, and what of it is not done yet: UDP flows and half-open
@@ -46,7 +48,6 @@ pub(crate) struct PendingFlows {
     half_open: ChangedPorts,
     /// The VIPs that UDP service ports have lost, and whose flows were not deleted yet.
     withdrawn: WithdrawnVips,
-    withdrawn_quota: NamespaceQuota,
     /// The namespaces with changes of which something finds no room.
     overflows: CountedLog<Arc<str>>,
     /// The endpoints whose connections may have to be reset.
@@ -76,7 +77,6 @@ impl PendingFlows {
             changed: ChangedPorts::new(),
             half_open: ChangedPorts::new(),
             withdrawn: WithdrawnVips::new(),
-            withdrawn_quota: NamespaceQuota::new(MAX_WITHDRAWN),
             overflows: CountedLog::default(),
             departed: Departed::default(),
             is_node_changed: false,
@@ -93,13 +93,15 @@ impl PendingFlows {
     /// reset.
     pub(crate) fn committed(
         &mut self,
-        mut departed: Option<DepartedEndpoints>,
+        departed: Option<DepartedEndpoints>,
         changes: &Changes,
         state: &NodeState,
     ) -> bool {
         let next = self.next_reset();
-        if let Some(departed) = departed.as_mut().filter(|departed| !departed.is_empty()) {
-            self.add_waiting(departed);
+        let is_waiting = departed.as_ref().is_some_and(|departed| !departed.is_empty());
+        for (key, endpoints) in departed.iter().flatten() {
+            let waiting = self.changed.entry(key.clone()).or_default();
+            waiting.extend(endpoints.iter().map(|endpoint| Endpoint { terminating: false, ..*endpoint }));
         }
         for key in &changes.service_ports {
             let Entry::Occupied(mut known) = self.changed.entry(key.clone()) else { continue };
@@ -107,39 +109,37 @@ impl PendingFlows {
             known.get_mut().retain(|endpoint| service.is_some_and(|service| !service.has_endpoint(endpoint)));
         }
         self.departed.committed(departed, changes, state, Instant::now());
+        if is_waiting {
+            self.limit_waiting();
+        }
         !self.departed.revoked.is_empty() || self.next_reset() != next
     }
 
-    /// Adds endpoints to those that wait until their departure is programmed. Leaves out those that find no room: it is
-    /// not known when their departure is programmed, so their connections are not reset.
-    fn add_waiting(&mut self, departed: &mut DepartedEndpoints) {
-        let mut quota = NamespaceQuota::new(MAX_WAITING);
-        for (key, endpoints) in &self.changed {
-            quota.charge(&key.namespace, endpoints.len());
-        }
-        for (key, endpoints) in departed {
-            let known = self.changed.get(key).map_or(0, BTreeSet::len);
-            endpoints.truncate(MAX_DEPARTED.saturating_sub(known));
-            let admitted = endpoints.iter().take_while(|_| quota.try_charge(&key.namespace)).count();
-            if admitted < endpoints.len() {
-                self.log_overflow(&key.namespace);
+    /// Forgets endpoints beyond [`MAX_WAITING`]. Their connections are not reset: it would not be known when their
+    /// departure is programmed.
+    fn limit_waiting(&mut self) {
+        let waiting = self.changed.iter().map(|(key, endpoints)| (key.namespace.clone(), endpoints.len()));
+        let mut excess = Excess::beyond(MAX_WAITING, waiting);
+        excess.owners().for_each(|namespace| self.log_overflow(namespace));
+
+        for (key, endpoints) in &mut self.changed {
+            for endpoint in endpoints.extract_if(.., |_| excess.take(&key.namespace)) {
+                self.departed.forget(key, &endpoint);
             }
-            endpoints.truncate(admitted);
-            add_departed(&mut self.changed, key.clone(), endpoints.iter().copied());
         }
     }
 
     /// Adds VIPs to those that were withdrawn.
     fn add_withdrawn(&mut self, vips: impl IntoIterator<Item = <WithdrawnVips as IntoIterator>::Item>) {
-        let mut overflowing = BTreeSet::new();
-        for (vip, key) in vips {
-            if !self.withdrawn_quota.try_charge(&key.namespace) {
-                overflowing.insert(key.namespace);
-            } else if let Some(former) = self.withdrawn.insert(vip, key) {
-                self.withdrawn_quota.release(&former.namespace);
-            }
+        self.withdrawn.extend(vips);
+        if self.withdrawn.len() <= MAX_WITHDRAWN {
+            return;
         }
-        overflowing.iter().for_each(|namespace| self.log_overflow(namespace));
+
+        let namespaces = self.withdrawn.values().map(|key| (key.namespace.clone(), 1));
+        let mut excess = Excess::beyond(KEPT_WITHDRAWN, namespaces);
+        excess.owners().for_each(|namespace| self.log_overflow(namespace));
+        self.withdrawn.retain(|_, key| !excess.take(&key.namespace));
     }
 
     /// Something of a change of this namespace finds no room.
@@ -242,9 +242,7 @@ impl PendingFlows {
         }
         self.is_udp_due = false;
         let Self { changed, withdrawn, .. } = self;
-        let taken: WithdrawnVips = withdrawn.extract_if(.., |_, key| !changed.contains_key(key)).collect();
-        taken.values().for_each(|key| self.withdrawn_quota.release(&key.namespace));
-        Some(taken)
+        Some(withdrawn.extract_if(.., |_, key| !changed.contains_key(key)).collect())
     }
 
     /// A cleanup with these VIPs has failed. Those that were withdrawn again meanwhile had another owner.

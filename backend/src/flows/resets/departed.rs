@@ -117,6 +117,13 @@ impl Departed {
         });
     }
 
+    /// Forgets an endpoint, whose connections are not to be reset.
+    pub(in crate::flows) fn forget(&mut self, key: &ServicePortKey, endpoint: &Endpoint) {
+        if let Some(endpoints) = self.service_ports.get_mut(key) {
+            endpoints.remove(endpoint);
+        }
+    }
+
     /// Compares what departed from a service port with its state.
     fn update(&mut self, key: &ServicePortKey, service: Option<&ServicePortState>, now: Instant) {
         let Some(endpoints) = self.service_ports.get_mut(key) else { return };
