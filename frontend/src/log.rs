@@ -251,16 +251,20 @@ impl ChangeLog {
         if nodes.is_empty() && ports.is_empty() && cluster.is_none() {
             return None;
         }
+
         self.revision.0 += 1;
         let revision = self.revision;
-        let (at, mut moved) = (self.changes.commit_time(SystemTime::now()), BTreeSet::new());
+        let at = self.changes.commit_time(SystemTime::now());
+
         if let Some(cluster) = cluster {
             operations.all.push(Operation::PutCluster(cluster.clone()));
             self.cluster = cluster;
         }
+
+        let mut moved = BTreeSet::new();
         for (name, node) in nodes {
             if self.put_node(&name, node) {
-                // It gets a repair.
+                // No operation: a node whose zone has changed gets a repair.
                 self.changes.record_move(at, name.clone());
                 moved.insert(name);
             } else {
@@ -268,11 +272,13 @@ impl ChangeLog {
                 operations.own.entry(name).or_default().push(facts);
             }
         }
+
         for PortChange { key, after, summary, recipients, nodes } in ports {
             let cause = causes.remove(&key);
             self.changes.push(LoggedChange { at, revision, key: key.clone(), summary, cause, recipients });
             self.put_view(key, after, &nodes);
         }
+
         self.history.push(CommitRecord::new(operations, moved, oldest_trigger));
         Some(revision)
     }
@@ -356,62 +362,78 @@ impl ChangeLog {
     /// Replaces the facts about a node. Returns whether its zone has changed.
     fn put_node(&mut self, name: &Arc<str>, node: Option<Arc<NodeInfo>>) -> bool {
         let node_entry = self.nodes.entry(name.clone()).or_default();
-        let moved = node_entry.put_node(node);
-        if moved {
-            // The digests of a node are relative to those of its zone.
-            let zone = node_entry.zone();
-            let mut own: Option<Box<DigestVector>> = None;
-            for (bucket, key) in &node_entry.ports {
-                if let Some(view) = self.buckets[usize::from(*bucket)].get(key) {
-                    let hash = KeyHash::of(key);
-                    let digest = digest_index::own_digest(hash, view, name, |_, class, pools| {
-                        hash.pool(class, pools.in_zone(zone))
-                    });
-                    own.get_or_insert_default()[*bucket].add(digest);
-                }
-            }
-            node_entry.own = own;
+        let has_moved = node_entry.put_node(node);
+        if has_moved {
+            node_entry.own = own_digests(name, node_entry, &self.buckets);
         }
         self.forget_if_empty(name);
-        moved
+        has_moved
     }
 
-    /// Replaces a view. `nodes`: those whose own pools differ. The others are not visited: a Service can have endpoints
-    /// on thousands of nodes.
+    /// Replaces a view. `nodes` are the nodes whose own pools differ. No other node is visited, because a Service can
+    /// have endpoints on thousands of nodes.
     fn put_view(&mut self, key: ServicePortKey, view: Option<ServicePortView>, nodes: &BTreeSet<Arc<str>>) {
         let hash = KeyHash::of(&key);
-        let bucket = hash.bucket();
-        let mut endpoints_before = 0;
-        if let Some(old) = self.buckets[usize::from(bucket)].remove(&key) {
-            endpoints_before = old.endpoints();
-            self.account(hash, &old, nodes, Digest::remove);
-            self.service_ports -= 1;
-            self.endpoints -= endpoints_before;
+        let endpoints_before = self.remove_view(&key, hash, nodes);
+        self.update_own_ports(&key, hash, view.as_ref(), nodes);
+        let endpoints = view.map(|view| self.add_view(&key, hash, view, nodes));
+
+        match endpoints {
+            Some(0) if endpoints_before > 0 => drop(self.lost.insert(key)),
+            // A service port that never had endpoints is not lost, and a lost one stays lost.
+            Some(0) => {}
+            Some(_) | None => drop(self.lost.remove(&key)),
         }
+    }
+
+    /// Removes the view of a service port. Returns how many endpoints it had.
+    fn remove_view(&mut self, key: &ServicePortKey, hash: KeyHash, nodes: &BTreeSet<Arc<str>>) -> usize {
+        let Some(view) = self.buckets[usize::from(hash.bucket())].remove(key) else { return 0 };
+        let endpoints = view.endpoints();
+
+        self.account(hash, &view, nodes, Digest::remove);
+        self.service_ports -= 1;
+        self.endpoints -= endpoints;
+        endpoints
+    }
+
+    /// Adds the view of a service port that has none. Returns how many endpoints it has.
+    fn add_view(
+        &mut self,
+        key: &ServicePortKey,
+        hash: KeyHash,
+        view: ServicePortView,
+        nodes: &BTreeSet<Arc<str>>,
+    ) -> usize {
+        let endpoints = view.endpoints();
+
+        self.account(hash, &view, nodes, Digest::add);
+        self.service_ports += 1;
+        self.endpoints += endpoints;
+        self.buckets[usize::from(hash.bucket())].put(key.clone(), Arc::new(view));
+        endpoints
+    }
+
+    /// Updates which of these nodes have pools of their own in a service port.
+    fn update_own_ports(
+        &mut self,
+        key: &ServicePortKey,
+        hash: KeyHash,
+        view: Option<&ServicePortView>,
+        nodes: &BTreeSet<Arc<str>>,
+    ) {
         for name in nodes {
-            if view.as_ref().is_some_and(|view| view.has_own_pools(name)) {
-                self.nodes.entry(name.clone()).or_default().ports.insert((bucket, key.clone()));
+            if view.is_some_and(|view| view.has_own_pools(name)) {
+                let node_entry = self.nodes.entry(name.clone()).or_default();
+                node_entry.ports.insert((hash.bucket(), key.clone()));
             } else if let Some(node_entry) = self.nodes.get_mut(name) {
-                node_entry.remove_port(bucket, &key);
+                node_entry.remove_port(hash.bucket(), key);
                 self.forget_if_empty(name);
             }
         }
-
-        let endpoints = view.as_ref().map(ServicePortView::endpoints);
-        if endpoints != Some(0) {
-            self.lost.remove(&key);
-        } else if endpoints_before > 0 {
-            self.lost.insert(key.clone());
-        }
-        if let Some(view) = view {
-            self.account(hash, &view, nodes, Digest::add);
-            self.service_ports += 1;
-            self.endpoints += endpoints.unwrap_or_default();
-            self.buckets[usize::from(bucket)].put(key, Arc::new(view));
-        }
     }
 
-    /// Adds or removes the digests of a view, for all nodes, for zones and for these single nodes.
+    /// Adds or removes the digests of a view: for all nodes, for zones, and for each of `nodes`.
     fn account(&mut self, hash: KeyHash, view: &ServicePortView, nodes: &BTreeSet<Arc<str>>, apply: ApplyDigest) {
         let by_zone = self.digest_index.account(hash, view, apply);
         for name in nodes.iter().filter(|name| view.has_own_pools(name)) {
@@ -427,4 +449,18 @@ impl ChangeLog {
             self.nodes.remove(name);
         }
     }
+}
+
+/// What the pools that only one node has add to its digests, relative to the digests of its zone. `None` without any.
+fn own_digests(node: &str, node_entry: &NodeEntry, buckets: &[Bucket]) -> Option<Box<DigestVector>> {
+    let zone = node_entry.zone();
+    let mut own: Option<Box<DigestVector>> = None;
+    for (bucket, key) in &node_entry.ports {
+        let Some(view) = buckets[usize::from(*bucket)].get(key) else { continue };
+        let hash = KeyHash::of(key);
+        let digest =
+            digest_index::own_digest(hash, view, node, |_, class, pools| hash.pool(class, pools.in_zone(zone)));
+        own.get_or_insert_default()[*bucket].add(digest);
+    }
+    own
 }
