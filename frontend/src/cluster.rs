@@ -5,7 +5,7 @@ use std::{
     time::SystemTime,
 };
 
-use proto::model::{Epoch, KindVersions, Revision, SourceVersion};
+use proto::model::{Epoch, KindVersions, Revision, ServicePortKey, SourceVersion};
 use runtime::lock;
 use tokio::sync::watch;
 use tracing::info;
@@ -43,6 +43,14 @@ pub(crate) struct Commit {
     pub(crate) trigger: Option<SystemTime>,
     /// The version of each kind up to which the source has reported every change.
     pub(crate) kind_versions: KindVersions,
+}
+
+/// The changes of a commit, ready for the log.
+enum LogChanges {
+    /// Everything, once every kind of object has been listed.
+    First(IndexChanges),
+    /// The changes since the commit before.
+    Next(PreparedChanges),
 }
 
 impl ClusterState {
@@ -92,40 +100,50 @@ impl ClusterState {
         if !index.is_complete() {
             return None;
         }
+
         let changes = index.take_changes();
-        let changed_entries = index.take_changed_entries();
+        let changed = index.take_changed_entries();
         before(&changes);
+
         let trigger = changes.oldest_trigger;
         let kind_versions = changes.confirmed;
         let slices_version = SourceVersion(changes.reflected.endpoint_slices);
         let ports = changes.ports.iter().map(|(key, _)| key.clone()).collect();
+        let prepared = self.prepare(&index, changes);
 
-        // A node that sees the commit in the log sees what it means for its pods, too.
-        let mut ending_pods;
-        let is_new = if self.is_ready() {
-            // Only this changes the log, and the index is locked.
-            let views = self.log().views_of(&changes);
-            let zone_of = |node: &str| index.node(node).map_or("", |node| &*node.zone);
-            let prepared = PreparedChanges::new(changes, &views, zone_of);
-            ending_pods = self.ending_pods();
-            self.log().commit(prepared).is_some()
-        } else {
-            ending_pods = self.ending_pods();
-            self.log().start(changes);
-            true
-        };
-
+        // Locked before the log has the commit, because a node that sees the commit there must see what it means for
+        // its pods, too.
+        let mut ending_pods = self.ending_pods();
+        let is_new = self.add_to_log(prepared);
         let revision = self.log().revision();
-        ending_pods.commit(PodCommit {
-            index: &index,
-            changed: changed_entries,
-            ports,
-            revision,
-            slices_version,
-            // Sessions need the log for each commit: it is not locked for all service ports together.
-            view_of: &|key| self.log().view(key).cloned(),
-        });
+
+        // Sessions need the log for each commit: it is not locked for all service ports together.
+        let view_of = |key: &ServicePortKey| self.log().view(key).cloned();
+        ending_pods.commit(PodCommit { index: &index, changed, ports, revision, slices_version, view_of: &view_of });
         Some(Commit { revision, is_new, trigger, kind_versions })
+    }
+
+    /// Computes what follows from changes without locking the log for long. The result stays true while the index is
+    /// locked, because only [`Self::commit`] changes the log.
+    fn prepare(&self, index: &Index, changes: IndexChanges) -> LogChanges {
+        if !self.is_ready() {
+            return LogChanges::First(changes);
+        }
+
+        let views = self.log().views_of(&changes);
+        let zone_of = |node: &str| index.node(node).map_or("", |node| &*node.zone);
+        LogChanges::Next(PreparedChanges::new(changes, &views, zone_of))
+    }
+
+    /// Returns whether anything is different.
+    fn add_to_log(&self, changes: LogChanges) -> bool {
+        match changes {
+            LogChanges::First(changes) => {
+                self.log().start(changes);
+                true
+            }
+            LogChanges::Next(prepared) => self.log().commit(prepared).is_some(),
+        }
     }
 
     /// Notifies the receivers of [`Self::kind_versions`] and [`Self::revisions`].
