@@ -35,5 +35,9 @@ pub use convert::InvalidMessage;
 /// The version of the protocol that this build supports. A peer of another version is rejected.
 pub const PROTOCOL_VERSION: u32 = 1;
 
+/// The maximum size of the answer to any other call than `Watch` in bytes: that of the status of 5,000 nodes which all
+/// report failures. A frontend sends no larger one, and a client accepts none.
+pub const MAX_ANSWER_BYTES: usize = 16 << 20;
+
 /// The maximum size of a message on the stream in bytes. Senders split batches accordingly.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 20;

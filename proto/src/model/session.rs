@@ -153,6 +153,10 @@ impl Ack {
     /// The most namespaces with unfinished service ports that an Ack names.
     pub const MAX_UNFINISHED_NAMESPACES: usize = 16;
 
+    /// The most bytes of failures that a backend sends in an Ack, and that a frontend keeps of one: with the texts of a
+    /// node on which nothing can be programmed, an Ack would not fit into a message.
+    pub const MAX_FAILURE_BYTES: usize = 256 << 10;
+
     /// Of a client on whose node everything is programmed.
     #[must_use]
     pub const fn complete(number: u64, digest: Option<Digest>) -> Self {
@@ -165,6 +169,18 @@ impl Ack {
             degraded: Vec::new(),
             unfinished_namespaces: BTreeSet::new(),
         }
+    }
+
+    /// The first failures, up to [`Self::MAX_FAILURE_BYTES`].
+    #[must_use]
+    pub fn first_failures(failures: &[ServicePortFailure]) -> &[ServicePortFailure] {
+        let mut bytes = 0;
+        let fits = |failure: &&ServicePortFailure| {
+            bytes += failure.size();
+            bytes <= Self::MAX_FAILURE_BYTES
+        };
+        let count = failures.iter().take_while(fits).count();
+        &failures[..count]
     }
 }
 
@@ -192,6 +208,12 @@ impl ServicePortFailure {
     #[must_use]
     pub fn permanent(self) -> Self {
         Self { retryable: false, ..self }
+    }
+
+    /// About how many bytes it takes in memory, which are more than in a message.
+    fn size(&self) -> usize {
+        let ServicePortKey { namespace, name, port_name, .. } = &self.key;
+        size_of::<Self>() + namespace.len() + name.len() + port_name.len() + self.reason.len()
     }
 }
 
