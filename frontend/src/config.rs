@@ -7,6 +7,15 @@ use runtime::{ConnectionBounds, Rate};
 
 use crate::index::ServicePolicy;
 
+/// How long the API server may take to answer a request that is no list and no watch, or a few that belong together: a
+/// token review, with the wait for its permit; the keys of tokens; an Event; the taint of a node. A client that waits
+/// for one gives up after 6 s.
+pub(crate) const API_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How far the clock of the API server may differ from that of this machine, so that times that it has set are taken
+/// for neither past nor future.
+pub(crate) const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(60);
+
 /// The settings of a frontend.
 #[derive(Clone, Debug)]
 pub struct Config {

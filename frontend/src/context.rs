@@ -52,8 +52,8 @@ pub(crate) struct FrontendContext {
     newer_versions: Mutex<CountedLog<(Identity, bool)>>,
 }
 
-/// The most problems that are listed: a response has 16 MiB.
-const MAX_PROBLEMS: usize = 1000;
+/// The most problems, or changes, that an answer lists: it has at most 16 MiB.
+pub(crate) const MAX_ANSWER_ENTRIES: usize = 1000;
 
 impl FrontendContext {
     pub(crate) fn new(config: Config) -> Self {
@@ -124,14 +124,14 @@ impl FrontendContext {
         problems
     }
 
-    /// All others, up to about [`MAX_PROBLEMS`]: of TLS and tokens first, then of manifests, missing Nodes and Nodes
-    /// that have lost their addresses, then of objects.
+    /// All others, up to about [`MAX_ANSWER_ENTRIES`]: of TLS and tokens first, then of manifests, missing Nodes and
+    /// Nodes that have lost their addresses, then of objects.
     pub(crate) fn other_problems(&self) -> Vec<Problem> {
         let mut problems = self.authn_problems();
         problems.extend(self.freshness.file_problems());
         problems.extend(self.node_problems());
         let index = self.cluster.index();
-        let (of_objects, others) = index.problems.first(MAX_PROBLEMS.saturating_sub(problems.len()));
+        let (of_objects, others) = index.problems.first(MAX_ANSWER_ENTRIES.saturating_sub(problems.len()));
         problems.extend(of_objects.into_iter().map(|(kind, name, problem)| problem.into_wire(kind, name)));
         if others > 0 {
             problems.push(problem("more", "", format!("{others} more problems are not listed")));

@@ -22,7 +22,7 @@ use crate::{
 
 use queue::UpdateQueue;
 
-/// How many updates wait to be applied.
+/// How many updates wait to be applied. Beyond it those of the source wait in its channel.
 const QUEUED_UPDATES: usize = 4096;
 /// After this time of applying updates, what has changed is committed, so that updates that take long, or come all the
 /// time, do not delay commits for longer. One update may take longer.

@@ -27,8 +27,8 @@ use runtime::Shutdown;
 use tokio::sync::mpsc;
 use tracing::debug;
 
-pub(crate) use self::event::BackendStart;
 use self::recorder::EventRecorder;
+pub(crate) use self::{event::BackendStart, recorder::MAX_FAILURES_OF_NODE};
 use crate::{Frontend, index::ObjectNotice};
 
 /// The most reports that wait. Further ones are dropped.

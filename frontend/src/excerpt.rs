@@ -1,7 +1,7 @@
-//! What is logged of a text that a client has chosen.
+//! How much is shown of a text that a client has chosen.
 
-/// The characters of a text in a log line.
-const MAX_EXCERPT_CHARS: usize = 256;
+/// The most characters of a text of others in a log line, an error or a problem: an annotation may have 256 KiB.
+pub(crate) const MAX_EXCERPT_CHARS: usize = 256;
 
 /// The start of a text that a client may have chosen, for log lines and the status.
 pub(crate) fn excerpt(text: &impl ToString) -> String {

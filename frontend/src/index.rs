@@ -62,9 +62,10 @@ use self::{
 
 /// The namespace and name of the Service of the API servers.
 const API_SERVICE: (&str, &str) = ("default", "kubernetes");
-/// How many service ports' refusals are described again at once, until they claim so many VIPs: thousands may be told
-/// about one change.
+/// How many service ports' refusals are described again at once: thousands may be told about one change, and commits
+/// wait meanwhile.
 const DESCRIBED_AT_ONCE: usize = 64;
+/// How many VIPs these may claim before the others wait for the next time.
 const DESCRIBED_CLAIMS: usize = 4_096;
 /// How many pairs of an address and a port of it are protected: its slices list the sum of them, not the product.
 const MAX_API_SERVERS: usize = 1024;

@@ -11,12 +11,12 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-use crate::{Frontend, identity::Identity, server, session};
-
-/// How many messages of the frontend wait for the client.
-const SERVER_MESSAGES: usize = 2;
-/// How many messages of the client wait for the session. A client has at most one Ack in flight.
-const CLIENT_MESSAGES: usize = 4;
+use crate::{
+    Frontend,
+    identity::Identity,
+    server,
+    session::{self, QUEUED_MESSAGES},
+};
 
 impl Frontend {
     /// The messages of the call `Drains` for a node.
@@ -40,8 +40,8 @@ impl Frontend {
         hello: Hello,
         shutdown: Shutdown,
     ) -> (mpsc::Sender<ClientMessage>, mpsc::Receiver<ServerMessage>) {
-        let (to_session, from_client) = mpsc::channel(CLIENT_MESSAGES);
-        let (outgoing, mut from_session) = mpsc::channel(SERVER_MESSAGES);
+        let (to_session, from_client) = mpsc::channel(QUEUED_MESSAGES);
+        let (outgoing, mut from_session) = mpsc::channel(QUEUED_MESSAGES);
         let (to_client, receiver) = mpsc::channel(1);
         let hello = futures::stream::iter([ClientMessage::Hello(hello)]);
         let input = hello.chain(ReceiverStream::new(from_client)).map(Ok);

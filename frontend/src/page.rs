@@ -45,7 +45,7 @@ const SECURITY_HEADERS: [(HeaderName, HeaderValue); 3] = [
     (CACHE_CONTROL, HeaderValue::from_static("no-store")),
 ];
 
-/// Longer filters are truncated.
+/// Longer filters are truncated: each word is searched for in each row, for every request.
 const MAX_FILTER_CHARS: usize = 100;
 
 /// The page, with its latest snapshot.

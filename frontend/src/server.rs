@@ -53,14 +53,14 @@ use self::{
 };
 pub use self::{authn::TlsAuth, listener::Listener};
 
-/// Concurrent calls of a connection, including streams.
+/// The most concurrent calls of a connection, including streams. Further ones wait.
 const MAX_CALLS: u32 = 16;
 /// The HTTP/2 flow-control window of a stream, in bytes: how much of the client's messages is buffered for its session.
 const STREAM_WINDOW: u32 = 16 << 10;
 /// The HTTP/2 flow-control window of a connection, in bytes: the smallest that HTTP/2 knows.
 const CONNECTION_WINDOW: u32 = 64 << 10;
-/// The maximum size of the headers of a call, in bytes. A token has about 1 KiB.
-const HEADERS: u32 = 16 << 10;
+/// The maximum size of the headers of a call, in bytes: clients without an identity send them. A token has about 1 KiB.
+const MAX_HEADER_BYTES: u32 = 16 << 10;
 /// A connection is closed when the client resets more calls than this before they are accepted.
 const MAX_PENDING_RESETS: usize = 16;
 /// A connection is closed after this many calls that violate HTTP/2.
@@ -145,7 +145,7 @@ impl Frontend {
             .max_concurrent_streams(MAX_CALLS)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .http2_max_header_list_size(HEADERS)
+            .http2_max_header_list_size(MAX_HEADER_BYTES)
             .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))
             .http2_max_local_error_reset_streams(Some(MAX_STREAM_ERRORS));
         match max_stream_age {

@@ -45,13 +45,16 @@ use crate::{
 };
 
 pub(crate) use self::sink::OutgoingMessage;
-use self::{sink::MessageSink, state::Session};
+use self::{sink::MessageSink, state::Session, truncated::truncated_hello};
 
+/// The most messages that wait between a session and its connection, in each direction. A longer queue would only take
+/// memory: messages are computed as late as possible.
+pub(crate) const QUEUED_MESSAGES: usize = 2;
 /// How much the age limit of a stream varies, as a fraction of the configured one.
 const AGE_JITTER: f64 = 0.2;
 /// How long after the shutdown the listeners are certainly closed: a client that reconnects at once must not be
 /// accepted again.
-const LISTENERS_CLOSE: Duration = Duration::from_millis(50);
+const LISTENER_CLOSE_DELAY: Duration = Duration::from_millis(50);
 
 /// A protocol error or a refusal that ends a stream.
 #[derive(Debug, thiserror::Error)]
@@ -134,7 +137,7 @@ pub(crate) async fn run(
     let hello = match timeout(context.config.hello_deadline, input.next()).await {
         Err(_) => return Err(SessionError::NoHello(context.config.hello_deadline)),
         Ok(None) => return Ok(()),
-        Ok(Some(Ok(ClientMessage::Hello(hello)))) => hello,
+        Ok(Some(Ok(ClientMessage::Hello(hello)))) => truncated_hello(hello),
         Ok(Some(Ok(_))) => return Err(SessionError::HelloExpected),
         Ok(Some(Err(error))) => return Err(error),
     };
@@ -312,7 +315,7 @@ async fn before_welcome(
 async fn until_drain(context: &FrontendContext, mut shutdown: Shutdown) {
     shutdown.recv().await;
     let streams = u32::try_from(context.streams.count()).unwrap_or(u32::MAX);
-    sleep(LISTENERS_CLOSE + context.config.drain_delay(streams).mul_f64(fastrand::f64())).await;
+    sleep(LISTENER_CLOSE_DELAY + context.config.drain_delay(streams).mul_f64(fastrand::f64())).await;
 }
 
 /// Asks the client to reconnect, and waits for it to end the stream. Messages of the client are discarded.

@@ -18,7 +18,7 @@ use runtime::Shutdown;
 use tokio::sync::mpsc;
 
 #[cfg(test)]
-pub(crate) use self::freshness::UNCONFIRMED;
+pub(crate) use self::freshness::CONFIRMATION_TIMEOUT;
 use self::kubernetes::Deadlines;
 #[cfg(feature = "testing")]
 pub use self::kubernetes::decode_event;

@@ -24,16 +24,14 @@ use serde_json::json;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tracing::info;
 
-use crate::{Frontend, context::FrontendContext, object::STARTUP_TAINT};
+use crate::{Frontend, config::API_REQUEST_TIMEOUT, context::FrontendContext, object::STARTUP_TAINT};
 
 /// How often nodes are looked for. An Ack of one node has no notification of its own.
-const INTERVAL: Duration = Duration::from_millis(250);
-/// The most nodes in that time.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
+/// The most nodes in one interval, each with two requests, to spare the API server.
 const NODES_PER_INTERVAL: usize = 16;
-/// Until a node is tried again: after a success the watch takes a moment to deliver it.
-const PAUSE: Duration = Duration::from_secs(5);
-/// The timeout of the requests for one node.
-const TIMEOUT: Duration = Duration::from_secs(5);
+/// The delay before a node is tried again: after a success the watch takes a moment to deliver it.
+const RETRY_DELAY: Duration = Duration::from_secs(5);
 
 impl Frontend {
     /// Removes the taint from nodes that are programmed, until the shutdown. Takes the rights to get and patch Nodes.
@@ -44,15 +42,16 @@ impl Frontend {
 
 async fn run(context: &FrontendContext, nodes: Api<Node>) {
     let (mut tried, mut failures) = (HashMap::<Arc<str>, Instant>::new(), Repeated::default());
-    let mut ticks = interval(INTERVAL);
+    let mut ticks = interval(CHECK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        tried.retain(|_, at| at.elapsed() < PAUSE);
+        tried.retain(|_, at| at.elapsed() < RETRY_DELAY);
         let due: Vec<_> = due(context).into_iter().filter(|node| !tried.contains_key(node)).collect();
         for node in due.into_iter().take(NODES_PER_INTERVAL) {
             tried.insert(node.clone(), Instant::now());
-            let removed = timeout(TIMEOUT, remove(&nodes, &node)).await.map_err(anyhow::Error::from).flatten();
+            let removed =
+                timeout(API_REQUEST_TIMEOUT, remove(&nodes, &node)).await.map_err(anyhow::Error::from).flatten();
             match removed {
                 Ok(true) => info!(%node, taint = STARTUP_TAINT, "removed the taint: the node is programmed"),
                 Ok(false) => {}

@@ -27,17 +27,14 @@ use tracing::{info, warn};
 
 use crate::object::{NodeChanges, ObjectName};
 
-/// How many nodes a log line or the problems list.
+/// The most nodes that a log line or the problems list.
 pub(crate) const MAX_LISTED: usize = 32;
 
-/// How many characters are kept of the backend name and version that a client sends.
-const MAX_LABEL_CHARS: usize = 64;
-
 /// A client that has owed an answer for this long makes no progress.
-const STALLED: Duration = Duration::from_secs(10);
+const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// For how long a node counts whose state differed, or that was rolled back.
-const RECENT: Duration = Duration::from_secs(3600);
+const INCIDENT_RETENTION: Duration = Duration::from_secs(3600);
 
 #[derive(Clone, Debug)]
 pub(crate) struct StreamStatus {
@@ -162,7 +159,7 @@ impl StreamStatus {
 
     /// Whether the client makes no progress: its node is like one that is not connected.
     pub(crate) fn is_stalled(&self) -> bool {
-        self.unanswered_since.is_some_and(|since| since.elapsed() >= STALLED)
+        self.unanswered_since.is_some_and(|since| since.elapsed() >= STALL_TIMEOUT)
     }
 }
 
@@ -173,8 +170,8 @@ impl Streams {
         let status = StreamStatus {
             node: hello.node.clone(),
             role: hello.role,
-            backend: hello.backend.chars().take(MAX_LABEL_CHARS).collect(),
-            backend_version: hello.backend_version.chars().take(MAX_LABEL_CHARS).collect(),
+            backend: hello.backend.clone(),
+            backend_version: hello.backend_version.clone(),
             started: hello.started,
             connected: SystemTime::now(),
             mode,
@@ -383,18 +380,18 @@ impl Fleet {
         self.nodes.get(node)?.error.as_deref()
     }
 
-    /// How many nodes have said within [`RECENT`] that their state differs from what they were sent.
+    /// How many nodes have said within [`INCIDENT_RETENTION`] that their state differs from what they were sent.
     pub(crate) fn differed(&self) -> usize {
         self.recent(|record| record.differed)
     }
 
-    /// How many nodes were rolled back within [`RECENT`].
+    /// How many nodes were rolled back within [`INCIDENT_RETENTION`].
     pub(crate) fn rolled_back(&self) -> usize {
         self.recent(|record| record.rolled_back)
     }
 
     fn recent(&self, last: impl Fn(&NodeRecord) -> Option<Instant>) -> usize {
-        self.nodes.values().filter_map(last).filter(|last| last.elapsed() < RECENT).count()
+        self.nodes.values().filter_map(last).filter(|last| last.elapsed() < INCIDENT_RETENTION).count()
     }
 
     fn insert(&mut self, mut status: StreamStatus) -> u64 {
@@ -427,7 +424,7 @@ impl Fleet {
                 if let Some(record) = fleet.nodes.get_mut(&node) {
                     record.disconnected_since = Instant::now();
                     record.owing = owing;
-                    if owing.is_none_or(|since| since.elapsed() < STALLED) {
+                    if owing.is_none_or(|since| since.elapsed() < STALL_TIMEOUT) {
                         fleet.last_left = Some(Instant::now());
                     }
                 }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::connect_advice::causes;
 
-pub use counted::CountedLog;
+pub use counted::{CountedLog, LINE_INTERVALS};
 
 /// The error and all its sources, outermost first, separated by `: `.
 ///

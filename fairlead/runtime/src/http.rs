@@ -48,7 +48,7 @@ pub const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-
 /// Content type of JSON.
 pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// The time a client has to send its request.
+/// The time a client has to send its request. An idle one keeps others out.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The time a connection may last, without the time that a deferred response takes.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);

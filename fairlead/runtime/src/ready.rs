@@ -6,7 +6,7 @@ use tokio::{sync::watch, time::timeout};
 use tracing::info;
 
 /// How often [`Ready::wait`] logs the pending gates.
-const REPORT_EVERY: Duration = Duration::from_secs(10);
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Ready when every guard has been dropped. Take all guards before the first task starts.
 #[derive(Clone, Debug, Default)]
@@ -43,7 +43,7 @@ impl Ready {
     /// Returns once all guards have been dropped. Logs the pending gates every ten seconds.
     pub async fn wait(&self) {
         let mut pending = self.pending.subscribe();
-        while timeout(REPORT_EVERY, pending.wait_for(Vec::is_empty)).await.is_err() {
+        while timeout(REPORT_INTERVAL, pending.wait_for(Vec::is_empty)).await.is_err() {
             info!(pending = ?self.pending(), "not ready");
         }
     }
@@ -115,11 +115,11 @@ mod tests {
         let guard = ready.guard("kubernetes list");
         let start = Instant::now();
         tokio::spawn(async move {
-            tokio::time::sleep(5 * REPORT_EVERY / 2).await;
+            tokio::time::sleep(5 * REPORT_INTERVAL / 2).await;
             drop(guard);
         });
         ready.wait().await;
-        assert_eq!(start.elapsed(), 5 * REPORT_EVERY / 2);
+        assert_eq!(start.elapsed(), 5 * REPORT_INTERVAL / 2);
     }
 
     #[tokio::test]

@@ -24,12 +24,12 @@ use tonic::{Status, body::Body};
 
 use crate::{identity::Identity, per_client::PerClient};
 
-/// How many answers a client gets.
-const ANSWERS: Rate = Rate { burst: 32, every: Duration::from_millis(50) };
-/// How many a node gets: `fairlead check`, `status` and `endpoints` there ask for one each.
-const ANSWERS_OF_NODE: Rate = Rate { burst: 8, every: Duration::from_secs(1) };
+/// How often a client is answered: each answer may take many milliseconds and 16 MiB.
+const ANSWER_RATE: Rate = Rate { burst: 32, every: Duration::from_millis(50) };
+/// How often a node is answered: `fairlead check`, `status` and `endpoints` there ask for one each.
+const NODE_ANSWER_RATE: Rate = Rate { burst: 8, every: Duration::from_secs(1) };
 /// How long a client may take to read an answer while it asks for others.
-const UNREAD: Duration = Duration::from_secs(10);
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a waiting request looks whether the answer before it is unread for too long.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The size of a frame in bytes. Of an answer that has given way, two wait for the window of the client.
@@ -77,8 +77,8 @@ impl AnswerClient {
     fn rate(&self) -> Option<Rate> {
         match self {
             Self::Local => None,
-            Self::Identified(Identity::Node(_)) => Some(ANSWERS_OF_NODE),
-            Self::Identified(_) | Self::At(_) => Some(ANSWERS),
+            Self::Identified(Identity::Node(_)) => Some(NODE_ANSWER_RATE),
+            Self::Identified(_) | Self::At(_) => Some(ANSWER_RATE),
         }
     }
 }
@@ -123,9 +123,9 @@ impl AnswerPermit {
         let last = frames.clone().try_reserve_owned();
         tokio::spawn(async move {
             let gives_way = async {
-                sleep(UNREAD).await;
+                sleep(READ_TIMEOUT).await;
                 self.client.waiting.notified().await;
-                Err(Status::resource_exhausted(format!("the answer was not read within {UNREAD:?}")))
+                Err(Status::resource_exhausted(format!("the answer was not read within {READ_TIMEOUT:?}")))
             };
             let sent = tokio::select! {
                 sent = send(body, &frames) => sent,
@@ -184,7 +184,7 @@ mod tests {
         let first = unread.frame().await.unwrap().unwrap().into_data().unwrap();
         assert_eq!(first.len(), FRAME_BYTES, "what HTTP/2 takes at once");
         let other = answers.acquire(client("b")).await.hold(large());
-        let waits = timeout(UNREAD - CHECK_INTERVAL, answers.acquire(client("a"))).await;
+        let waits = timeout(READ_TIMEOUT - CHECK_INTERVAL, answers.acquire(client("a"))).await;
         assert!(waits.is_err());
         let next = timeout(3 * CHECK_INTERVAL, answers.acquire(client("a"))).await.unwrap().hold(large());
         assert!(unread.collect().await.is_err());
@@ -210,7 +210,7 @@ mod tests {
         for _ in 0..132 {
             drop(answers.acquire(AnswerClient::new(Identity::Admin("ops".into()), None)).await);
         }
-        assert_eq!(start.elapsed(), ANSWERS.every * 100);
+        assert_eq!(start.elapsed(), ANSWER_RATE.every * 100);
         // An answer to a node costs the same, and there are many nodes.
         let start = Instant::now();
         for _ in 0..18 {

@@ -22,7 +22,7 @@ use crate::{identity::Identity, per_client::PerClient};
 
 /// How often a client may open a stream of `Drains`, which reads the slices of the node: a node needs one for as long
 /// as something waits.
-const DRAINS: Rate = Rate { burst: 8, every: Duration::from_secs(1) };
+const DRAINS_RATE: Rate = Rate { burst: 8, every: Duration::from_secs(1) };
 
 #[derive(Debug)]
 pub(crate) struct RateLimiter {
@@ -64,7 +64,7 @@ impl RateLimiter {
     /// Counts a stream of `Drains`. Returns whether the client may open it.
     pub(crate) fn open_drains(&self, client: &Identity) -> bool {
         let now = Instant::now();
-        *client == Identity::Trusted || lock(&self.drains).bucket(client.clone(), now).take(DRAINS, now).is_ok()
+        *client == Identity::Trusted || lock(&self.drains).bucket(client.clone(), now).take(DRAINS_RATE, now).is_ok()
     }
 }
 

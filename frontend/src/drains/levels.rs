@@ -29,10 +29,10 @@ use crate::{
 /// into slices; the namespaces with the most addresses give way.
 const MAX_LEVELS: usize = 1024;
 /// How long a node without a stream may be about to connect to another frontend.
-const LEFT: Duration = Duration::from_secs(10);
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// For how long a pod waits for a node that acknowledges, but does not program, or that cannot program its Services.
 const MAX_LAG: Duration = Duration::from_secs(60);
-/// How many Services a level names.
+/// How many Services a level names: a message has up to 1,024 levels of pods that end.
 const MAX_SERVICES: usize = 8;
 
 /// An address in an EndpointSlice whose entries do not end.
@@ -81,7 +81,7 @@ impl EndingPods {
             slices_version: slices_version.0,
             programmed: Some(fleet.connected),
             cluster: Some(fleet.cluster),
-            nodes_left: fleet.has_left(LEFT),
+            nodes_left: fleet.has_left(RECONNECT_TIMEOUT),
             epoch: 0,
         };
         (message, waits_for)

@@ -22,14 +22,12 @@ use crate::{
 /// The namespace of Events of cluster-scoped objects.
 const CLUSTER_NAMESPACE: &str = "default";
 /// The most bytes of the note; Kubernetes accepts 1024.
-const NOTE_BYTES: usize = 1000;
+const MAX_NOTE_BYTES: usize = 1000;
 /// The most characters of an object's name in that of the Event, which may have 253 bytes with the hash.
-const NAME_CHARS: usize = 230;
+const MAX_NAME_CHARS: usize = 230;
 /// Runs that began earlier get no Event: the backend has only reconnected. Shorter than Kubernetes keeps Events, so
 /// that an existing one is found; longer than a backend may need to find a frontend, and than clocks differ.
-const RECENT: Duration = Duration::from_secs(600);
-/// The most characters of the name and version of a backend.
-const BACKEND_CHARS: usize = 128;
+const MAX_START_AGE: Duration = Duration::from_secs(600);
 
 /// The start of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +60,7 @@ impl From<EventParts> for Event {
         let EventParts { kind, name: ObjectName { namespace, name }, identity, time, r#type, reason, action, note } =
             parts;
         let namespace = Some(namespace.to_string()).filter(|namespace| !namespace.is_empty());
-        let object: String = name.chars().take(NAME_CHARS).collect();
+        let object: String = name.chars().take(MAX_NAME_CHARS).collect();
         Self {
             metadata: ObjectMeta {
                 name: Some(named(object.trim_end_matches(['.', '-']), &identity)),
@@ -73,7 +71,7 @@ impl From<EventParts> for Event {
             type_: Some(r#type.to_owned()),
             reason: Some(reason.to_owned()),
             action: Some(action.to_owned()),
-            note: Some(note[..note.floor_char_boundary(NOTE_BYTES)].to_owned()),
+            note: Some(note[..note.floor_char_boundary(MAX_NOTE_BYTES)].to_owned()),
             regarding: Some(ObjectReference {
                 api_version: Some(
                     if kind == ObjectKind::EndpointSlice { "discovery.k8s.io/v1" } else { "v1" }.to_owned(),
@@ -113,9 +111,9 @@ impl BackendStart {
     pub(crate) fn of(hello: &Hello) -> Option<Self> {
         let Hello { node, role, backend, backend_version, started, .. } = hello;
         // A time in the future, of a clock that is ahead, counts as now.
-        let is_recent = |at: &SystemTime| at.elapsed().unwrap_or_default() < RECENT;
+        let is_recent = |at: &SystemTime| at.elapsed().unwrap_or_default() < MAX_START_AGE;
         let at = started.filter(is_recent).filter(|_| *role == Role::Backend)?;
-        let backend = format!("{backend} {backend_version}").chars().take(BACKEND_CHARS).collect();
+        let backend = format!("{backend} {backend_version}");
         Some(Self { node: node.clone(), at, backend })
     }
 

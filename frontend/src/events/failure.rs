@@ -10,7 +10,7 @@ use super::event::EventParts;
 use crate::object::{ObjectKind, ObjectName};
 
 /// The most bytes of a reason; a note may have 1024.
-const REASON_BYTES: usize = 512;
+const MAX_REASON_BYTES: usize = 512;
 
 /// What does not work, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -33,7 +33,7 @@ pub(super) struct FailureReport {
 impl FailureKey {
     pub(super) fn of(failure: ServicePortFailure) -> Self {
         let ServicePortFailure { key: port, mut reason, kind, retryable: _ } = failure;
-        reason.truncate(reason.floor_char_boundary(REASON_BYTES));
+        reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
         Self { port, reason, kind }
     }
 }

@@ -32,42 +32,42 @@ use super::{
     EventReport, event,
     failure::{FailureKey, FailureReport},
 };
+use crate::config::API_REQUEST_TIMEOUT;
 
 /// `reportingController`.
 const CONTROLLER: &str = "fairlead.io/frontend";
 /// How often Events are sent. Reports within this time are sent together.
-const TICK: Duration = Duration::from_secs(1);
-/// The most Events in that time. Each takes up to two requests.
-const EVENTS_PER_TICK: usize = 5;
-/// The timeout of sending an Event.
-const DEADLINE: Duration = Duration::from_secs(5);
-/// The part of it for the UID of its object.
-const UID_DEADLINE: Duration = Duration::from_secs(1);
+const SEND_INTERVAL: Duration = Duration::from_secs(1);
+/// The most Events that are sent in one interval, each with up to two requests, to spare the API server.
+const EVENTS_PER_INTERVAL: usize = 5;
+/// How long the UID of the object of an Event is waited for, as a part of [`API_REQUEST_TIMEOUT`]: without an answer
+/// the Event is sent without it.
+const UID_TIMEOUT: Duration = Duration::from_secs(1);
 /// The most failures that are remembered. Further ones are dropped until others expire.
 const MAX_FAILURES: usize = 1024;
 /// A failure gets no other Event for this time. Kubernetes keeps Events for the same time by default.
-const EXPIRY: Duration = Duration::from_secs(3600);
-/// When the Event of a failure is sent again that could not be sent.
+const FAILURE_RETENTION: Duration = Duration::from_secs(3600);
+/// The delay before the Event of a failure is sent again that could not be sent.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
-/// The most Events about nodes that wait to be sent, and the most about problems of objects; and the most of these in
-/// one namespace. Further ones are dropped.
+/// The most Events about nodes that wait to be sent, and the most about problems of objects. Further ones are dropped.
 const MAX_WAITING: usize = 1024;
+/// The most of them about problems of objects in one namespace, so that its tenant leaves room to others.
 const MAX_OF_NAMESPACE: usize = 64;
-/// The most failures of one namespace that are remembered, and the most that one node was the first to report.
+/// The most failures of one namespace that are remembered, so that its tenant leaves room to others.
 const MAX_FAILURES_OF_NAMESPACE: usize = 256;
-const MAX_FAILURES_OF_NODE: usize = 512;
-/// The most Events in a tick that are about failures, which come again and again.
-const FAILURES_PER_TICK: usize = 3;
+/// The most failures that are remembered of those that one node was the first to report, and the most new ones of one
+/// Ack that are looked up.
+pub(crate) const MAX_FAILURES_OF_NODE: usize = 512;
+/// The most Events of an interval that are about failures, which come again and again, so that others get room.
+const FAILURES_PER_INTERVAL: usize = 3;
 /// How long nothing is sent to a namespace after the API server has answered 403 there: the namespace terminates, or
 /// the permission is missing.
 const FORBIDDEN_PAUSE: Duration = Duration::from_secs(300);
-/// The most namespaces with such a pause. Beyond it further ones are asked again in each tick.
-const MAX_PAUSED: usize = 1024;
 
 /// What has been reported, and what of it has been sent.
 pub(super) struct EventRecorder {
     sender: EventSender,
-    /// The failures that were first reported within [`EXPIRY`].
+    /// The failures that were first reported within [`FAILURE_RETENTION`].
     failures: HashMap<FailureKey, FailureReport>,
     /// Starts of backends, and what does not work on nodes, not sent yet.
     of_nodes: VecDeque<Event>,
@@ -92,7 +92,7 @@ impl EventRecorder {
 
     /// Runs until the queue is closed.
     pub(super) async fn run(mut self, mut reports: mpsc::Receiver<EventReport>) {
-        let mut ticks = interval(TICK);
+        let mut ticks = interval(SEND_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -114,17 +114,17 @@ impl EventRecorder {
         }
     }
 
-    /// Sends what is due, at most [`EVENTS_PER_TICK`]. Failures come first, but leave room for Events about
+    /// Sends what is due, at most [`EVENTS_PER_INTERVAL`]. Failures come first, but leave room for Events about
     /// nodes and objects, which take turns. Of these one that cannot be sent is dropped; that of a failure is sent
     /// later.
     async fn send_due(&mut self) {
         let Self { sender, failures, of_nodes, of_objects } = self;
-        failures.retain(|_, report| report.at.elapsed() < EXPIRY);
-        let mut left = EVENTS_PER_TICK;
+        failures.retain(|_, report| report.at.elapsed() < FAILURE_RETENTION);
+        let mut left = EVENTS_PER_INTERVAL;
         let now = Instant::now();
         let is_due = |report: &FailureReport| report.send_at.is_some_and(|at| at <= now);
         for (key, report) in failures.iter_mut().filter(|(_, report)| is_due(report)) {
-            if left == EVENTS_PER_TICK - FAILURES_PER_TICK {
+            if left == EVENTS_PER_INTERVAL - FAILURES_PER_INTERVAL {
                 break;
             }
             if sender.is_paused(&key.port.namespace) {
@@ -189,9 +189,8 @@ impl EventSender {
     fn pause(&mut self, namespace: String) -> Option<u64> {
         let now = Instant::now();
         self.paused.retain(|_, until| now < *until);
-        if self.paused.len() < MAX_PAUSED {
-            self.paused.insert(namespace, now + FORBIDDEN_PAUSE);
-        }
+        // There are few: one for each attempt within that time, whose rate is limited.
+        self.paused.insert(namespace, now + FORBIDDEN_PAUSE);
         self.pauses.record(())
     }
 
@@ -204,13 +203,13 @@ impl EventSender {
         let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         let request = async {
             if let Some(object) = event.regarding.as_ref().filter(|object| object.uid.is_none())
-                && let Ok(Some(uid)) = timeout(UID_DEADLINE, uid(self.client.clone(), object)).await
+                && let Ok(Some(uid)) = timeout(UID_TIMEOUT, uid(self.client.clone(), object)).await
             {
                 event::add_uid(&mut event, uid);
             }
             api.create(&PostParams::default(), &event).await
         };
-        match timeout(DEADLINE, request).await {
+        match timeout(API_REQUEST_TIMEOUT, request).await {
             Ok(Ok(_)) => return true,
             Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
                 if let Some(namespaces) = self.pause(namespace.clone()) {
@@ -231,7 +230,7 @@ impl EventSender {
                 return matches!(&error, kube::Error::Api(status) if status.code < 500 && status.code != 429);
             }
             Err(_) => {
-                let (name, timeout_ms) = (event.name_any(), DEADLINE.as_millis());
+                let (name, timeout_ms) = (event.name_any(), API_REQUEST_TIMEOUT.as_millis());
                 debug!(namespace, name, timeout_ms, "event not sent within its timeout");
             }
         }

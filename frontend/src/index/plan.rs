@@ -25,7 +25,7 @@ use crate::{
 
 use super::{Dirty, Index, problems::ProblemLog, same_service};
 
-/// How many service ports a plan may affect.
+/// How many service ports a plan may affect: no commit is possible while they are resolved.
 const MAX_PORTS: usize = 4096;
 /// How many endpoints these may have, before and after together, except for those of a single Service.
 const MAX_ENDPOINTS: usize = 200_000;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use proto::model::ServicePortKey;
-use runtime::{Rate, TokenBucket};
+use runtime::{Rate, TokenBucket, failure::LINE_INTERVALS};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -22,8 +22,6 @@ use super::{
 const MAX_LISTED: usize = 32;
 /// How many problems a notice describes.
 const MAX_DESCRIBED: usize = 4;
-/// The time between two notices about one object: at first, and at most. It doubles with each notice.
-const NOTICE_DELAY: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
 /// Notices about all objects together. Further ones are late, not lost.
 const NOTICE_RATE: Rate = Rate { burst: 200, every: Duration::from_millis(200) };
 /// The most objects whose last notice is remembered. Beyond it only [`NOTICE_RATE`] limits further ones.
@@ -234,7 +232,7 @@ impl ProblemLog {
             let changes = self.changed.remove(&id).unwrap_or_default();
             let problems = self.objects.get(&id);
             notices.push(ObjectNotice::of(&id, problems, changes));
-            let (least, most) = NOTICE_DELAY;
+            let (least, most) = LINE_INTERVALS;
             let delay = last.filter(|last| now < last.next + last.delay).map_or(least, |last| most.min(last.delay * 2));
             if self.noticed.len() < MAX_REMEMBERED || last.is_some() {
                 self.noticed.insert(id, LastNotice { next: now + delay, delay, any: problems.is_some() });

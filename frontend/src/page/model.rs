@@ -28,6 +28,7 @@ const MAX_LAG: Duration = Duration::from_secs(5);
 /// How many VIPs of a service port, or Services of a pod, a cell names. The others are counted.
 const MAX_NAMED: usize = 8;
 
+/// How many of the last changes the page shows and filters.
 const MAX_CHANGES: usize = 200;
 
 /// The columns of the tables: title, and CSS class of the cells.

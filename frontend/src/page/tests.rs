@@ -43,8 +43,8 @@ fn model(nodes: usize, services: usize, name: &str) -> PageModel {
 #[test]
 fn filters_are_decoded() {
     assert_eq!(filter_of("x&q=%20a%2Fb+%C3%BC%zz%2&other=1"), "a/b ü%zz%2");
-    assert_eq!(filter_of(&format!("q={}", "a".repeat(1000))).len(), MAX_FILTER_CHARS);
     assert_eq!(filter_of("other=1"), "");
+    assert_eq!(filter_of(&format!("q={}", "a".repeat(1000))).len(), MAX_FILTER_CHARS);
 }
 
 #[test]

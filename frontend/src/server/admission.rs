@@ -19,7 +19,7 @@ use crate::{config::ConnectionLimits, context::FrontendContext, identity::Identi
 
 /// TLS handshakes of sources of nodes that progress at the same time at each listener; others wait. One CPU core
 /// performs about a thousand a second.
-const HANDSHAKES: usize = 1024;
+const MAX_HANDSHAKES: usize = 1024;
 
 /// The connections of one listener.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Admission {
             context,
             is_trusted,
             limits,
-            handshakes: Semaphore::new(HANDSHAKES),
+            handshakes: Semaphore::new(MAX_HANDSHAKES),
             node_sources: ConnectionTable::new("unidentified clients at sources of nodes", limits.node_sources),
             unknown_sources: ConnectionTable::new("unidentified clients", limits.unknown_sources),
             identified: ConnectionTable::new("identified clients", identified),

@@ -6,12 +6,10 @@ use proto::{convert::unix_micros, v1};
 use tonic::Status;
 
 use super::require_ready;
-use crate::{cluster::ClusterState, identity::Identity, log::LoggedChange};
+use crate::{cluster::ClusterState, context::MAX_ANSWER_ENTRIES, identity::Identity, log::LoggedChange};
 
-/// How many changes are listed. If there are more, the list is complete since a later time.
-const MAX_LISTED: usize = 1000;
-
-/// To clients that see the cluster: with the objects that changes come from, and summaries.
+/// To clients that see the cluster: with the objects that changes come from, and summaries. If there are more than
+/// [`MAX_ANSWER_ENTRIES`], the list is complete since a later time.
 pub(super) fn response(
     cluster: &ClusterState,
     request: &v1::ChangesRequest,
@@ -35,7 +33,7 @@ pub(super) fn response(
     };
     let concerns = |change: &&Arc<LoggedChange>| node.is_empty() || since.concerns(node, change);
     let mut named = since.changes.iter().filter(is_named).filter(concerns);
-    let changes: Vec<_> = named.by_ref().take(MAX_LISTED).map(|change| wire(change, client)).collect();
+    let changes: Vec<_> = named.by_ref().take(MAX_ANSWER_ENTRIES).map(|change| wire(change, client)).collect();
     if let (Some(_), Some(oldest)) = (named.next(), changes.last()) {
         // Others of the same time may have been left out.
         complete_since_micros = complete_since_micros.max(oldest.at_micros + 1);
@@ -126,7 +124,7 @@ mod tests {
     #[test]
     fn a_list_that_is_cut_is_complete_since_a_later_time() {
         let cluster = cluster();
-        for number in 0..=MAX_LISTED as u64 {
+        for number in 0..=MAX_ANSWER_ENTRIES as u64 {
             let address = if number % 2 == 0 { "10.0.0.2" } else { "10.0.0.1" };
             commit(&cluster, [written(slice("x", "web", vec![endpoint(address, "node-1")]), 10 + number, "kubectl")]);
         }
@@ -136,8 +134,8 @@ mod tests {
         };
         let cut = list(0);
         let oldest = cut.changes.last().unwrap().at_micros;
-        assert_eq!((cut.changes.len(), cut.complete_since_micros), (MAX_LISTED, oldest + 1));
+        assert_eq!((cut.changes.len(), cut.complete_since_micros), (MAX_ANSWER_ENTRIES, oldest + 1));
         let complete = list(oldest);
-        assert!(complete.changes.len() < MAX_LISTED && complete.complete_since_micros <= oldest);
+        assert!(complete.changes.len() < MAX_ANSWER_ENTRIES && complete.complete_since_micros <= oldest);
     }
 }

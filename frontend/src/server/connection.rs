@@ -32,7 +32,7 @@ use crate::identity::{Identity, certificate::Names};
 
 /// How many bytes a client may send before it is identified, after TLS decryption: more than the 64 KiB that HTTP/2
 /// allows before the SETTINGS of the server arrive, so that a client which sends a large request is answered.
-const UNIDENTIFIED_BYTES: usize = 128 << 10;
+const MAX_UNIDENTIFIED_BYTES: usize = 128 << 10;
 
 /// The client of a connection, as its calls see it.
 #[derive(Debug)]
@@ -135,7 +135,7 @@ impl<S> Connection<S> {
             stream,
             deadline: Box::pin(sleep_until(now)),
             identified_by: now + limits.identification,
-            unidentified_bytes: UNIDENTIFIED_BYTES,
+            unidentified_bytes: MAX_UNIDENTIFIED_BYTES,
             evicted: Box::pin(peer.evicted.clone().notified_owned()),
             is_evicted: false,
             peer,

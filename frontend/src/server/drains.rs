@@ -3,7 +3,7 @@
 //! A message is made when something that concerns the node has changed, and is sent if it differs from the last one. A
 //! commit notifies the stream, and so does the Ack with which the last node has programmed what a pod waits for. Other
 //! Acks do not, because all streams would look at each of them: the names of nodes that are behind, and what follows
-//! from failures and from time, are looked at again after [`IDLE_PAUSE`].
+//! from failures and from time, are looked at again after [`CHECK_INTERVAL`].
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,10 +26,11 @@ use crate::{
     session::jittered,
 };
 
-/// The least between two messages: a pod that ends may be in use again at any time.
-const MIN_PAUSE: Duration = Duration::from_millis(10);
-/// Between two looks while nothing notifies the stream.
-const IDLE_PAUSE: Duration = Duration::from_secs(1);
+/// The shortest time between two messages: a pod that ends may be in use again at any time.
+const MIN_INTERVAL: Duration = Duration::from_millis(10);
+/// How often the levels are compared with those that were sent while nothing notifies the stream, and the shortest time
+/// between two lists of the slices that name the node, which any tenant can write.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The messages for a node, until another stream for the same node starts, or the shutdown. `held` is dropped
 /// when they end. Only the newest one waits for a client that does not read, because each one says everything; it does
@@ -68,8 +69,9 @@ async fn follow(
 
     loop {
         let change = *changes.borrow_and_update();
-        // Costs all slices that name the node, and any tenant can write and change such slices.
-        let is_due = |(seen, at): (NodeChange, Instant)| seen.entries != change.entries && at.elapsed() >= IDLE_PAUSE;
+        // Costs all slices that name the node.
+        let is_due =
+            |(seen, at): (NodeChange, Instant)| seen.entries != change.entries && at.elapsed() >= CHECK_INTERVAL;
         if listed_as_of.is_none_or(is_due) {
             listed = ListedPod::of(context.cluster.index().entries_on(node));
             listed_as_of = Some((change, Instant::now()));
@@ -82,11 +84,11 @@ async fn follow(
             has_changed
         });
 
-        sleep(MIN_PAUSE).await;
+        sleep(MIN_INTERVAL).await;
         tokio::select! {
             changed = changes.changed() => if changed.is_err() { return },
             () = reached(&mut programmed, waits_for) => {}
-            () = sleep(IDLE_PAUSE) => {}
+            () = sleep(CHECK_INTERVAL) => {}
             () = messages.closed() => return,
             () = &mut too_old => return,
             () = shutdown.recv() => return,
@@ -152,13 +154,13 @@ mod tests {
         let mut unread = drains(context.clone(), NODE.into(), held.clone(), shutdown.clone()).unwrap();
         for pod in 1..5 {
             write(&context, "web", pod..pod + 1);
-            sleep(IDLE_PAUSE * 2).await;
+            sleep(CHECK_INTERVAL * 2).await;
         }
         assert_eq!(Arc::strong_count(&held), 2);
 
         let mut next = drains(context.clone(), NODE.into(), (), shutdown).unwrap();
         assert!(next.next().await.is_some());
-        sleep(IDLE_PAUSE).await;
+        sleep(CHECK_INTERVAL).await;
         assert_eq!(Arc::strong_count(&held), 1, "the task of the first one has ended");
         assert_eq!(unread.next().await, None, "and keeps no message");
     }
@@ -171,12 +173,12 @@ mod tests {
         let (_trigger, shutdown) = Shutdown::channel();
         let _levels = drains(context.clone(), NODE.into(), (), shutdown).unwrap();
         write(&context, "web", 0..PODS);
-        sleep(IDLE_PAUSE * 2).await;
+        sleep(CHECK_INTERVAL * 2).await;
 
         take_steps();
         for pod in 0..90 {
             write(&context, "api", PODS + pod..PODS + pod + 1);
-            sleep(MIN_PAUSE * 2).await;
+            sleep(MIN_INTERVAL * 2).await;
         }
         let steps = take_steps();
         assert!(steps <= 3 * usize::from(PODS), "{steps} steps");

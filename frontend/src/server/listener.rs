@@ -7,7 +7,6 @@ use std::{
     net::SocketAddr,
     os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use anyhow::{Context as _, Error, Result, anyhow, bail};
@@ -19,8 +18,6 @@ use tonic::transport::server::TcpIncoming;
 
 use super::authn::TlsAuth;
 
-/// The idle time after which the kernel sends TCP keepalive probes. HTTP/2 sends its own.
-const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 /// The flag of the commands that has the address.
 const FLAG: &str = "--listen";
 /// The mode of a unix socket: its owner and group may connect, and are trusted.
@@ -124,7 +121,7 @@ async fn bind_tcp(address: &str) -> Result<(TcpIncoming, SocketAddr)> {
     // Again, because binding has set a smaller backlog.
     SockRef::from(&listener).listen(BACKLOG)?;
     let address = listener.local_addr()?;
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     Ok((incoming, address))
 }
 

@@ -7,12 +7,12 @@ use tonic::Status;
 use super::require_ready;
 use crate::{cluster::ClusterState, source::parse_documents};
 
-/// How many objects a request may have.
+/// How many objects a request may have: no commit is possible while they are applied.
 const MAX_OBJECTS: usize = 64;
 /// How many ports a Service may have: each is compared with those of the existing one.
 const MAX_PORTS: usize = 100;
 /// The bytes of the longest name that Kubernetes accepts. The answer repeats it for each change and problem.
-const MAX_NAME: usize = 253;
+const MAX_NAME_BYTES: usize = 253;
 
 pub(super) fn response(cluster: &ClusterState, request: &v1::PlanRequest) -> Result<v1::PlanResponse, Status> {
     let v1::PlanRequest { documents } = request;
@@ -48,8 +48,8 @@ fn check(object: &Value) -> Result<(), String> {
     let named = format!("{} {}/{}", text("kind"), start_of(namespace), start_of(metadata("name")));
     for field in ["namespace", "name"] {
         let length = metadata(field).len();
-        if length > MAX_NAME {
-            return Err(format!("{named}: metadata.{field}: {length} bytes, more than {MAX_NAME}"));
+        if length > MAX_NAME_BYTES {
+            return Err(format!("{named}: metadata.{field}: {length} bytes, more than {MAX_NAME_BYTES}"));
         }
     }
     let ports = object["spec"]["ports"].as_array().map_or(0, Vec::len);
@@ -61,7 +61,7 @@ fn check(object: &Value) -> Result<(), String> {
 
 /// A name that is not too long, or what suffices to find the object.
 fn start_of(name: &str) -> String {
-    if name.len() <= MAX_NAME { name.to_owned() } else { name.chars().take(64).chain("...".chars()).collect() }
+    if name.len() <= MAX_NAME_BYTES { name.to_owned() } else { name.chars().take(64).chain("...".chars()).collect() }
 }
 
 #[cfg(test)]

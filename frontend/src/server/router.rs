@@ -9,7 +9,7 @@ use std::{
 
 use futures::future::BoxFuture;
 use http::{HeaderValue, header::CONTENT_TYPE, request::Parts};
-use proto::{MAX_MESSAGE_BYTES, encoded::ServerCodec, v1};
+use proto::{MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES, encoded::ServerCodec, v1};
 use tokio::time::timeout;
 use tonic::{
     Request, Status, Streaming,
@@ -35,9 +35,6 @@ const ENCODING: &str = "grpc-encoding";
 const MAX_UNARY_BYTES: usize = 4 << 10;
 /// How long a request for a plan may take to arrive, wait for others, and be answered.
 const PLAN_TIMEOUT: Duration = Duration::from_secs(10);
-/// The maximum size of the answer to a unary request in bytes: that of the status of 5,000 nodes which all report
-/// failures.
-const MAX_ANSWER_BYTES: usize = 16 << 20;
 const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 /// The header that lists the compressions that the client accepts, and the one that is used.
 const ACCEPT_ENCODING: &str = "grpc-accept-encoding";

@@ -20,7 +20,7 @@ use crate::{
     streams::{Fleet, MAX_LISTED, StreamStatus},
 };
 
-/// The longest that a response is delayed.
+/// The longest that a response is delayed, whatever the request asks for. A command asks again.
 const MAX_WAIT: Duration = Duration::from_secs(600);
 /// How many failures of each node a response for all nodes contains. A node that can program nothing has one for every
 /// service port.

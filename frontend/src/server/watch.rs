@@ -25,12 +25,8 @@ use crate::{
     SessionError,
     context::FrontendContext,
     identity::Identity,
-    session::{self, OutgoingMessage},
+    session::{self, OutgoingMessage, QUEUED_MESSAGES},
 };
-
-/// How many messages wait for the connection. A longer queue would only take memory: messages are computed as late as
-/// possible.
-const MESSAGES: usize = 2;
 
 /// The response body of a call: the messages of its session, then the gRPC status.
 pub(super) struct WatchBody {
@@ -55,7 +51,7 @@ impl WatchBody {
         call: Option<CallGuard>,
         shutdown: Shutdown,
     ) -> Self {
-        let (sender, outgoing) = mpsc::channel(MESSAGES);
+        let (sender, outgoing) = mpsc::channel(QUEUED_MESSAGES);
         let running = session::run(context.clone(), identity, decoded(messages), sender, shutdown);
         let mut session = JoinSet::new();
         session.spawn(running);

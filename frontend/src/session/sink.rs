@@ -15,7 +15,7 @@ use crate::{clients::RebuildPermit, log::EncodedChunk, metrics::Metrics};
 use super::SessionEnd;
 
 /// Batches from this size in bytes are compressed: those of snapshots, repairs and large changes.
-const COMPRESSED_BYTES: usize = 8 << 10;
+const MIN_COMPRESSED_BYTES: usize = 8 << 10;
 
 /// One message to a client: a batch whose operations are shared with other streams, or anything else.
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ impl OutgoingMessage {
     pub(crate) fn into_frame(self, accepts_gzip: bool, metrics: &Metrics) -> Vec<Bytes> {
         match self {
             Self::Batch { header, chunks }
-                if accepts_gzip && chunks.iter().map(|chunk| chunk.size()).sum::<usize>() >= COMPRESSED_BYTES =>
+                if accepts_gzip && chunks.iter().map(|chunk| chunk.size()).sum::<usize>() >= MIN_COMPRESSED_BYTES =>
             {
                 let chunks: Vec<_> = chunks.iter().map(|chunk| chunk.deflated(metrics)).collect();
                 vec![gzip_batch(&header, &chunks)]

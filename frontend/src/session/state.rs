@@ -21,18 +21,14 @@ use tracing::{debug, error, info, warn};
 use crate::{
     clients::StreamPermit,
     context::FrontendContext,
-    events::{BackendStart, EventReport},
-    excerpt::excerpt,
+    events::{BackendStart, EventReport, MAX_FAILURES_OF_NODE},
     identity::Identity,
     log::{CHUNK_BYTES, NodeUpdate},
     object::ObjectName,
     streams::{PartlyProgrammed, StreamGuard},
 };
 
-use super::{
-    MessageSink, OutgoingMessage, SessionEnd, SessionError,
-    truncated::{truncated_degraded, truncated_failures},
-};
+use super::{MessageSink, OutgoingMessage, SessionEnd, SessionError, truncated::truncated_degraded};
 
 /// The base of the first batch to a client that does not resume.
 const NO_REVISION: Revision = Revision(0);
@@ -53,13 +49,10 @@ const DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How often digest mismatches of one stream are repaired. More of them have a cause that a repair does not remove,
 /// such as an endpoint that comes and goes and that the backend ignores.
-const MISMATCHES: Rate = Rate { burst: 6, every: Duration::from_secs(600) };
+const MISMATCH_RATE: Rate = Rate { burst: 6, every: Duration::from_secs(600) };
 
 /// The most commits and bookmarks whose revisions are kept until they are programmed. A node rarely lags more than one.
 const MAX_REVISIONS: usize = 64;
-
-/// The most new failures of one Ack that are looked up and reported: as many as are counted of one node.
-const MAX_NEW_FAILURES: usize = 512;
 
 #[derive(Debug)]
 pub(super) struct Session<'a> {
@@ -150,7 +143,7 @@ impl<'a> Session<'a> {
         if let Some(start) = BackendStart::of(&hello).filter(|_| context.streams.has_node(&node)) {
             context.events.report(EventReport::Started(start));
         }
-        info!(backend = excerpt(&hello.backend), version = excerpt(&hello.backend_version), ?mode, "stream started");
+        info!(backend = hello.backend, version = hello.backend_version, ?mode, "stream started");
         if hello.role == Role::Backend && context.streams.lacks_node(&node) {
             warn!("there is no Node object of this name: check --node-name of the backend, and whether it was deleted");
         }
@@ -262,7 +255,7 @@ impl<'a> Session<'a> {
     }
 
     async fn on_ack(&mut self, ack: Ack) -> Result<(), SessionEnd> {
-        let Ack { received_number, programmed_number, digest, apply_time, failures, degraded, .. } = ack;
+        let Ack { received_number, programmed_number, digest, apply_time, mut failures, degraded, .. } = ack;
         let answered = match self.awaiting {
             Awaiting::Ack(expected) if received_number == self.acked + 1 => Some(expected),
             _ if received_number == self.acked => {
@@ -283,7 +276,8 @@ impl<'a> Session<'a> {
         // for those that the list has no room for.
         self.failing_services = Arc::new(failing_services(&failures, &self.failing_services));
         let failing_services = self.failing_services.clone();
-        let failures = Arc::<[_]>::from(truncated_failures(failures));
+        failures.truncate(Ack::first_failures(&failures).len());
+        let failures = Arc::<[_]>::from(failures);
         let degraded = truncated_degraded(degraded);
         let acked = self.partly.revision;
         let (previous, degraded_before, _) = self.status.update(|status| {
@@ -341,7 +335,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Creates Kubernetes Events for failures that were not in the previous Ack, at most [`MAX_NEW_FAILURES`].
+    /// Creates Kubernetes Events for failures that were not in the previous Ack, at most [`MAX_FAILURES_OF_NODE`].
     fn report_new_failures(&self, previous: &[ServicePortFailure], failures: &[ServicePortFailure]) {
         fn identity(failure: &ServicePortFailure) -> (&ServicePortKey, &str, FailureKind) {
             (&failure.key, &failure.reason, failure.kind)
@@ -351,7 +345,7 @@ impl<'a> Session<'a> {
         }
         let previous: BTreeSet<_> = previous.iter().map(identity).collect();
         let new = failures.iter().filter(|failure| !previous.contains(&identity(failure)));
-        let mut new: Vec<_> = new.take(MAX_NEW_FAILURES).collect();
+        let mut new: Vec<_> = new.take(MAX_FAILURES_OF_NODE).collect();
         {
             // All streams wait for the log. A node may not create Events for Services that do not exist.
             let log = self.context.cluster.log();
@@ -365,7 +359,7 @@ impl<'a> Session<'a> {
     async fn on_mismatch(&mut self, digest: Digest, expected: Digest) -> Result<(), SessionEnd> {
         let (digest, expected) = (digest.0, expected.0);
         let revision = self.sent;
-        let is_repaired = self.mismatches.take(MISMATCHES, Instant::now()).is_ok();
+        let is_repaired = self.mismatches.take(MISMATCH_RATE, Instant::now()).is_ok();
         let count = self.context.count_mismatch(&self.counted_as, self.digest_trust == DigestTrust::Resent);
         match count {
             Some(count) if is_repaired => {

@@ -1,12 +1,20 @@
 //! How much is kept of what clients report.
 
-use proto::model::ServicePortFailure;
+use proto::model::Hello;
 
-/// What does not work on a node: texts, and bytes of each.
+/// The most characters of the name, and of the version, of a backend: a client chooses them, and status, logs and
+/// Events show them.
+const MAX_LABEL_CHARS: usize = 64;
+/// The most texts about what does not work on a node: the status of all nodes has them.
 const MAX_DEGRADED: usize = 8;
+/// The most bytes of one of these texts.
 const MAX_DEGRADED_BYTES: usize = 512;
-/// Failures, in bytes.
-const MAX_FAILURE_BYTES: usize = 256 << 10;
+
+/// A Hello with the start of the name and version of the backend.
+pub(super) fn truncated_hello(hello: Hello) -> Hello {
+    let start = |text: &str| text.chars().take(MAX_LABEL_CHARS).collect();
+    Hello { backend: start(&hello.backend), backend_version: start(&hello.backend_version), ..hello }
+}
 
 /// The first texts, and the first bytes of each.
 pub(super) fn truncated_degraded(texts: Vec<String>) -> Vec<String> {
@@ -15,15 +23,4 @@ pub(super) fn truncated_degraded(texts: Vec<String>) -> Vec<String> {
         text
     });
     truncated.collect()
-}
-
-/// The first failures, up to [`MAX_FAILURE_BYTES`].
-pub(super) fn truncated_failures(failures: Vec<ServicePortFailure>) -> Vec<ServicePortFailure> {
-    let mut bytes = 0;
-    let fits = failures.into_iter().take_while(|ServicePortFailure { key, reason, .. }| {
-        bytes +=
-            key.namespace.len() + key.name.len() + key.port_name.len() + reason.len() + size_of::<ServicePortFailure>();
-        bytes <= MAX_FAILURE_BYTES
-    });
-    fits.collect()
 }

@@ -46,7 +46,7 @@ pub struct KindFreshness {
 
 /// How long an API server may not have confirmed the objects of a kind while requests fail. Longer than a comparison of
 /// the objects takes that follows a silence: without bookmarks each watch of a kind that does not change fails.
-pub(crate) const UNCONFIRMED: Duration = Duration::from_secs(180);
+pub(crate) const CONFIRMATION_TIMEOUT: Duration = Duration::from_secs(180);
 
 impl Freshness {
     /// One row for each kind that is watched. Empty for a directory of manifests.
@@ -107,7 +107,7 @@ impl Freshness {
 /// them, so long ago. It has no meaning for a kind that is not offered.
 #[must_use]
 pub fn is_unconfirmed(failures: u32, age: Option<Duration>) -> bool {
-    failures > 0 && age.is_some_and(|age| age > UNCONFIRMED)
+    failures > 0 && age.is_some_and(|age| age > CONFIRMATION_TIMEOUT)
 }
 
 impl KindFreshness {

@@ -6,17 +6,18 @@ mod service;
 mod service_cidr;
 mod slice;
 
-use std::{
-    num::NonZeroU16,
-    time::{Duration, SystemTime},
-};
+use std::{num::NonZeroU16, time::SystemTime};
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use proto::model::{Protocol, SourceVersion};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use crate::object::{ClusterObject, ObjectKind, ObjectName, ObjectProblem, Origin, ParsedObject};
+use crate::{
+    config::MAX_CLOCK_DIFFERENCE,
+    excerpt::MAX_EXCERPT_CHARS,
+    object::{ClusterObject, ObjectKind, ObjectName, ObjectProblem, Origin, ParsedObject},
+};
 
 /// A Kubernetes type that a source can deliver.
 pub(super) trait Resource: DeserializeOwned + Serialize {
@@ -28,15 +29,6 @@ pub(super) trait Resource: DeserializeOwned + Serialize {
 
 /// How many invalid fields of an object are described. The others are counted.
 const MAX_DESCRIBED: usize = 64;
-
-/// The most characters of a field and of a message: values may have 256 KiB.
-const MAX_CHARS: usize = 256;
-
-/// The most characters of a field manager, which the API server enforces too.
-const MAX_MANAGER: usize = 128;
-
-/// By how much the clock of the API server may differ from that of this machine.
-const CLOCK_DIFFERENCE: Duration = Duration::from_secs(60);
 
 /// Collects the invalid fields of an object.
 #[derive(Debug, Default)]
@@ -84,10 +76,10 @@ impl FieldProblems {
 fn shortened(text: String) -> String {
     const END: usize = 64;
     let chars = text.chars().count();
-    if chars <= MAX_CHARS {
+    if chars <= MAX_EXCERPT_CHARS {
         return text;
     }
-    let start = text.chars().take(MAX_CHARS - END - 1);
+    let start = text.chars().take(MAX_EXCERPT_CHARS - END - 1);
     start.chain(['…']).chain(text.chars().skip(chars - END)).collect()
 }
 
@@ -114,10 +106,11 @@ fn origin(json: &Value, now: SystemTime) -> Origin {
     let version = metadata["resourceVersion"].as_str().and_then(|version| version.parse().ok()).unwrap_or_default();
     let entries = metadata["managedFields"].as_array().into_iter().flatten();
     let time = |entry: &Value| entry["time"].as_str()?.parse::<Timestamp>().ok().map(SystemTime::from);
-    let entries = entries.map(|entry| (time(entry), entry)).filter(|(time, _)| *time <= Some(now + CLOCK_DIFFERENCE));
+    let entries =
+        entries.map(|entry| (time(entry), entry)).filter(|(time, _)| *time <= Some(now + MAX_CLOCK_DIFFERENCE));
     let newest = entries.max_by_key(|(time, _)| *time);
-    let manager = newest.and_then(|(_, entry)| entry["manager"].as_str());
-    let manager = manager.map(|manager| manager.chars().take(MAX_MANAGER).collect::<String>().into());
+    // The API server allows 128 characters.
+    let manager = newest.and_then(|(_, entry)| entry["manager"].as_str()).map(Into::into);
     Origin { version: SourceVersion(version), manager }
 }
 
@@ -192,8 +185,8 @@ mod tests {
         let metadata = json!({ "resourceVersion": "812", "managedFields": fields });
         let expected = Origin { version: SourceVersion(812), manager: Some("new".into()) };
         assert_eq!(of(&json!({ "metadata": metadata })), expected);
-        let opaque = json!({ "metadata": { "resourceVersion": "x", "managedFields": [entry(&"m".repeat(999), "")] } });
-        assert_eq!(of(&opaque).manager.unwrap().len(), MAX_MANAGER);
+        let opaque = json!({ "metadata": { "resourceVersion": "x", "managedFields": [entry("m", "")] } });
+        assert_eq!(of(&opaque).manager.as_deref(), Some("m"));
         assert_eq!(of(&json!({})), Origin::default());
     }
 }

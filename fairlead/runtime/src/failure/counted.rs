@@ -5,8 +5,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use tokio::time::Instant;
 
-/// The shortest and the longest interval between two lines of one key. It doubles with each line.
-const INTERVALS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
+/// The shortest and the longest interval between two log lines about one client or object, so that what it does again
+/// and again does not fill the log. It doubles with each line.
+pub const LINE_INTERVALS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
 /// How many keys have lines of their own. All others share one.
 const MAX_KEYS: usize = 64;
 
@@ -35,7 +36,7 @@ impl<K: Ord> CountedLog<K> {
     pub fn record(&mut self, key: K) -> Option<u64> {
         let now = Instant::now();
         if self.keys.len() >= MAX_KEYS && !self.keys.contains_key(&key) {
-            self.keys.retain(|_, counted| now < counted.next_line + INTERVALS.1);
+            self.keys.retain(|_, counted| now < counted.next_line + LINE_INTERVALS.1);
         }
         let counted = if self.keys.len() < MAX_KEYS || self.keys.contains_key(&key) {
             self.keys.entry(key).or_insert_with(|| Counted::new(now))
@@ -48,7 +49,7 @@ impl<K: Ord> CountedLog<K> {
 
 impl Counted {
     fn new(now: Instant) -> Self {
-        Self { unlogged: 0, interval: INTERVALS.0, next_line: now }
+        Self { unlogged: 0, interval: LINE_INTERVALS.0, next_line: now }
     }
 
     fn record(&mut self, now: Instant) -> Option<u64> {
@@ -56,11 +57,11 @@ impl Counted {
         if now < self.next_line {
             return None;
         }
-        if now >= self.next_line + INTERVALS.1 {
-            self.interval = INTERVALS.0;
+        if now >= self.next_line + LINE_INTERVALS.1 {
+            self.interval = LINE_INTERVALS.0;
         }
         self.next_line = now + self.interval;
-        self.interval = (2 * self.interval).min(INTERVALS.1);
+        self.interval = (2 * self.interval).min(LINE_INTERVALS.1);
         Some(std::mem::take(&mut self.unlogged))
     }
 }
@@ -102,9 +103,9 @@ mod tests {
         let mut log = CountedLog::default();
         assert_eq!(log.record("client"), Some(1));
         assert_eq!(log.record("client"), None);
-        tokio::time::advance(INTERVALS.0 + INTERVALS.1).await;
+        tokio::time::advance(LINE_INTERVALS.0 + LINE_INTERVALS.1).await;
         assert_eq!(log.record("client"), Some(2));
-        tokio::time::advance(INTERVALS.0).await;
+        tokio::time::advance(LINE_INTERVALS.0).await;
         assert_eq!(log.record("client"), Some(1), "the interval starts again");
     }
 }

@@ -7,9 +7,9 @@ use tokio::net::TcpStream;
 
 use crate::{ClientSource, ConnectionBounds, ConnectionPermit, ConnectionTable};
 
-/// Connections from the machine itself.
+/// Connections from the machine itself, such as probes of the kubelet: in all, and of one address.
 const LOCAL: ConnectionBounds = ConnectionBounds { total: 64, per_key: 32 };
-/// Connections from elsewhere.
+/// Connections from elsewhere: in all, and of one source (IPv6: /64).
 const REMOTE: ConnectionBounds = ConnectionBounds { total: 128, per_key: 32 };
 
 /// The open connections of an HTTP server. Clones share the same bounds.

@@ -17,7 +17,7 @@ use super::{Answer, Answers, HttpConnections, ListeningSockets, bind_error::desc
 use crate::{Shutdown, failure::Repeated};
 
 /// The delay between attempts to bind. In an update, the old process has the address until it ends.
-const RETRY: Duration = Duration::from_millis(200);
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 /// Connections that the kernel queues while the server accepts none.
 pub(super) const BACKLOG: i32 = 128;
 
@@ -145,9 +145,9 @@ async fn one(
             Err(error) => {
                 if binding.failed(&error.to_string()).is_news {
                     let error = describe_bind_error(&format!("--{name}"), address, &error);
-                    warn!(server = name, error, retry_in_ms = RETRY.as_millis(), "cannot listen, retrying");
+                    warn!(server = name, error, retry_in_ms = RETRY_DELAY.as_millis(), "cannot listen, retrying");
                 }
-                shutdown.run_until_started(sleep(RETRY)).await;
+                shutdown.run_until_started(sleep(RETRY_DELAY)).await;
             }
         }
     }
@@ -235,7 +235,7 @@ mod tests {
 
         tokio::time::pause();
         let server = tokio::spawn(serve_at(address, "test", OnBindError::Retry, hello, shutdown));
-        sleep(2 * RETRY).await;
+        sleep(2 * RETRY_DELAY).await;
         assert!(!server.is_finished());
         drop(taken);
         // Probes of a load balancer may not fail for long.

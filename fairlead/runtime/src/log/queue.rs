@@ -11,7 +11,7 @@ use tracing::warn;
 
 use crate::lock;
 
-/// How many bytes of lines may wait. Further lines are dropped.
+/// How many bytes of lines may wait for a stderr that is full or hangs. Further lines are dropped.
 const MAX_BYTES: usize = 4 << 20;
 
 /// The lines that wait. Each `write` is a line, and its clones are the same queue.

@@ -13,9 +13,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::{SERVICE_ACCOUNT, TokenOptions};
-
-/// How far the clocks of the frontend and the API server may differ.
-const LEEWAY: Duration = Duration::from_secs(60);
+use crate::config::MAX_CLOCK_DIFFERENCE;
 
 /// A token, taken apart.
 #[derive(Debug)]
@@ -105,7 +103,7 @@ impl Claims {
         let audiences: Vec<_> = audiences.iter().filter_map(Value::as_str).map(str::to_owned).collect();
         options.check_audiences(&audiences)?;
         if let Some(expiry) = self.expiry()
-            && expiry + LEEWAY < now
+            && expiry + MAX_CLOCK_DIFFERENCE < now
         {
             let ago = now.duration_since(expiry).unwrap_or_default().as_secs();
             return Err(format!("it expired {ago}s ago by the clock of the frontend"));

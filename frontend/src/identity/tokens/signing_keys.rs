@@ -35,13 +35,12 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::jwt::{Header, Jwt};
+use crate::config::API_REQUEST_TIMEOUT;
 
 /// Where an API server publishes its keys as a JSON Web Key Set (RFC 7517).
 const KEYS_PATH: &str = "/openid/v1/jwks";
 /// How often the keys are fetched because of tokens with unknown key ids, whose ids may be invented.
-const FETCHES: Rate = Rate { burst: 4, every: Duration::from_secs(10) };
-/// How long a fetch may take.
-const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
+const FETCH_RATE: Rate = Rate { burst: 4, every: Duration::from_secs(10) };
 
 /// Verifies signatures. Clones share the keys.
 #[derive(Clone)]
@@ -150,7 +149,7 @@ impl SigningKeys {
     async fn fetch_after_others(&self) {
         let fetches = lock(&self.state).fetches;
         let mut bucket = self.fetching.clone().lock_owned().await;
-        if lock(&self.state).fetches != fetches || bucket.take(FETCHES, Instant::now()).is_err() {
+        if lock(&self.state).fetches != fetches || bucket.take(FETCH_RATE, Instant::now()).is_err() {
             return;
         }
 
@@ -165,8 +164,8 @@ impl SigningKeys {
     }
 
     async fn fetch(&self) {
-        let fetched = timeout(FETCH_TIMEOUT, request(&self.client)).await;
-        let fetched = fetched.unwrap_or_else(|_| Err(anyhow!("no answer within {FETCH_TIMEOUT:?}")));
+        let fetched = timeout(API_REQUEST_TIMEOUT, request(&self.client)).await;
+        let fetched = fetched.unwrap_or_else(|_| Err(anyhow!("no answer within {API_REQUEST_TIMEOUT:?}")));
 
         let mut state = lock(&self.state);
         state.fetches += 1;

@@ -3,7 +3,7 @@
 use proto::model::Welcome;
 
 use super::*;
-use crate::source::UNCONFIRMED;
+use crate::source::CONFIRMATION_TIMEOUT;
 
 /// Also a client that is sent changes all the time: other kinds of objects are followed.
 #[tokio::test(start_paused = true)]
@@ -29,10 +29,10 @@ async fn clients_are_told_within_a_minute() {
             if client.commit_or_bookmark().await.is_some_and(|bookmark| bookmark.is_outdated) {
                 break;
             }
-            assert!(began.elapsed() < 2 * UNCONFIRMED, "{changes}");
+            assert!(began.elapsed() < 2 * CONFIRMATION_TIMEOUT, "{changes}");
         }
-        let latest = UNCONFIRMED + Duration::from_secs(if changes { 70 } else { 15 });
-        assert!((UNCONFIRMED..latest).contains(&began.elapsed()), "{changes}: {:?}", began.elapsed());
+        let latest = CONFIRMATION_TIMEOUT + Duration::from_secs(if changes { 70 } else { 15 });
+        assert!((CONFIRMATION_TIMEOUT..latest).contains(&began.elapsed()), "{changes}: {:?}", began.elapsed());
         let mut next = fixture.connect(hello("node-1")).await;
         let welcome = next.message().await;
         assert!(matches!(welcome, ServerMessage::Welcome(Welcome { is_outdated: true, .. })), "{welcome:?}");

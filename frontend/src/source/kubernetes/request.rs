@@ -22,6 +22,7 @@ use super::{
     decode::{Page, WatchEvent, Watchable, decode_metadata},
     versions::ObjectVersions,
 };
+use crate::excerpt::excerpt;
 
 /// The most objects of a page: what one response costs the server, and this process, in memory. client-go uses the
 /// same.
@@ -33,9 +34,6 @@ pub(super) const MAX_RESPONSE_BYTES: usize = if cfg!(test) { 1 << 20 } else { 64
 
 /// The most that `Retry-After` of a response delays the next request.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
-
-/// The most characters of a message of the API server that are repeated.
-const MESSAGE_CHARS: usize = 300;
 
 /// Why a request has no response, or no complete one.
 #[derive(Debug, Error)]
@@ -272,7 +270,7 @@ fn message(status: &Status) -> String {
     match &status.message {
         text if is_web_page(text) => "the response is an HTML page".to_owned(),
         text if text.is_empty() => "no message".to_owned(),
-        text => text.chars().take(MESSAGE_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect(),
+        text => excerpt(text).replace(char::is_control, " "),
     }
 }
 

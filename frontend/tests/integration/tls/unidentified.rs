@@ -16,7 +16,7 @@ use tokio::{
     net::{TcpSocket, TcpStream},
     time::{sleep, timeout},
 };
-use tonic::{Code, transport::Channel};
+use tonic::{Code, Request, transport::Channel};
 
 use super::server::{Server, TIMEOUT};
 
@@ -104,6 +104,19 @@ async fn unary_request_beyond_its_maximum_is_rejected() {
     let request = v1::StatusRequest { node: "x".repeat(5000), ..v1::StatusRequest::default() };
     let status = FairleadClient::new(admin.channel).status(request).await.unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange, "{status}");
+}
+
+/// Also those with a token, which no other bound limits.
+#[tokio::test]
+async fn headers_beyond_their_maximum_are_rejected() {
+    let server = Server::plain().await;
+    let admin = server.client(Some(server.authority.named("ops"))).await;
+    let mut request = Request::new(v1::StatusRequest::default());
+    request.metadata_mut().insert("authorization", format!("Bearer {}", "x".repeat(16 << 10)).parse().unwrap());
+
+    let status = FairleadClient::new(admin.channel).status(request).await.unwrap_err();
+
+    assert!(status.message().contains("431"), "{status}");
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::time::Instant;
 use runtime::Ready;
 
 use super::*;
-use crate::{Config as FrontendConfig, Frontend, source::UNCONFIRMED};
+use crate::{Config as FrontendConfig, Frontend, source::CONFIRMATION_TIMEOUT};
 
 #[tokio::test]
 async fn each_kind_has_a_row_from_the_start() {
@@ -99,5 +99,5 @@ fn parsed_node() -> ParsedObject {
 #[test]
 fn silent_watch_is_verified_before_it_counts_as_outdated() {
     let Deadlines { silence, grace, .. } = Deadlines::default();
-    assert!(silence + 4 * grace < UNCONFIRMED);
+    assert!(silence + 4 * grace < CONFIRMATION_TIMEOUT);
 }
