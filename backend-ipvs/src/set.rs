@@ -43,7 +43,7 @@ const MAX_ENTRIES: u32 = 1 << 22;
 /// themselves until entries time out.
 const MAX_RETURNING: u32 = 65_536;
 /// After how many seconds those time out. They are needed while one packet traverses the rules.
-const RETURNING_TIMEOUT: u32 = 5;
+const RETURNING_TIMEOUT_SECONDS: u32 = 5;
 /// `hashsize`: the initial size of the hash table. The kernel allocates it for empty sets too, and grows it.
 const HASH_SIZE: u32 = 1024;
 
@@ -94,7 +94,7 @@ impl SetId {
             family: self.family,
             hash_size: HASH_SIZE,
             max_entries: if is_written_by_rules { MAX_RETURNING } else { MAX_ENTRIES },
-            timeout: is_written_by_rules.then_some(RETURNING_TIMEOUT),
+            timeout: is_written_by_rules.then_some(RETURNING_TIMEOUT_SECONDS),
             has_marks,
         }
     }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use backend::driver::MAX_TRANSACTION_WRITES;
 
 /// How long a transaction should take in the kernel; none takes twice as long.
-const TARGET: Duration = Duration::from_millis(50);
+const TARGET_DURATION: Duration = Duration::from_millis(50);
 /// With fewer elements the fixed cost of each transaction outweighs theirs.
-const MIN: usize = 500;
+const MIN_WRITES: usize = 500;
 /// The largest factor between two transactions: elements cost more when there are many.
 const MAX_FACTOR: usize = 2;
 
@@ -41,8 +41,8 @@ impl BatchSizer {
         if elements < self.elements || took.is_zero() {
             return;
         }
-        let fitting = (elements as f64 * TARGET.div_duration_f64(took)) as usize;
-        let min = (self.elements / MAX_FACTOR).max(MIN);
+        let fitting = (elements as f64 * TARGET_DURATION.div_duration_f64(took)) as usize;
+        let min = (self.elements / MAX_FACTOR).max(MIN_WRITES);
         let max = self.elements.saturating_mul(MAX_FACTOR).min(MAX_TRANSACTION_WRITES);
         self.elements = fitting.clamp(min, max.max(min));
     }
@@ -61,7 +61,7 @@ mod tests {
                 sizer.measured(elements, Duration::from_micros(elements as u64 * cost_us));
             }
             let took = Duration::from_micros(sizer.elements as u64 * cost_us);
-            assert!(took.abs_diff(TARGET) < TARGET / 10, "{sizer:?}: {took:?}");
+            assert!(took.abs_diff(TARGET_DURATION) < TARGET_DURATION / 10, "{sizer:?}: {took:?}");
         }
     }
 

@@ -46,8 +46,9 @@ struct ObservedGroup {
     rules: Option<Vec<Rule>>,
 }
 
-/// Elements are sorted by their slot. After a larger gap, another process has written the element.
+/// Elements are sorted by their slot.
 fn fill_slot(slots: &mut Vec<Option<Endpoint>>, element: &Element) {
+    /// After a larger gap another process has written the element: a slot of four billion takes no memory.
     const MAX_GAP: usize = 1024;
     let ElementData::Endpoint(address, port) = element.data else { return };
     let (Some(port), index) = (port.try_into().ok(), element.index as usize) else { return };

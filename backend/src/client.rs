@@ -42,15 +42,17 @@ use tracing::{debug, error, info, warn};
 use crate::{Connect, Rejected, Session};
 use address::AddressSource;
 pub use address::{Discover, FrontendAddress};
-use address_list::{AddressList, REFRESH};
+use address_list::{AddressList, MAX_ADDRESS_AGE};
 pub use credentials::Credentials;
 use error::{OwnCertificate, StreamError, advice, explained, explained_call};
 use queries::within;
 
+/// How long a TCP connection and its TLS handshake may take, as long as a frontend waits for it. The next frontend is
+/// tried then.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a frontend has to answer the request for a stream: it may have a token reviewed, which takes 5 s at most.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(6);
-/// Resolving addresses takes at most this long; after that the last known ones are used.
+/// How long a resolver may take to answer; after that the last known addresses are used.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long the last known addresses are not used while they are resolved again. DNS may be a Service that this node
 /// cannot reach.
@@ -64,7 +66,7 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The messages between the connection and its follower, and the replies. Beyond that the stream's flow control stops
 /// the frontend. A message in memory can be many times larger than on the wire, so few of them wait.
-const QUEUE: usize = 2;
+const QUEUED_MESSAGES: usize = 2;
 
 /// Where the frontends are, and how to authenticate.
 #[derive(Clone, Debug, Default)]
@@ -131,7 +133,7 @@ impl Grpc {
 
     /// Resolves the sources that are due, all at once. Returns whether there were any.
     async fn resolve(&self) -> bool {
-        self.resolve_older_than(REFRESH).await
+        self.resolve_older_than(MAX_ADDRESS_AGE).await
     }
 
     async fn resolve_older_than(&self, age: Duration) -> bool {
@@ -281,7 +283,7 @@ async fn open(
 ) -> Result<(OpenedSession, oneshot::Receiver<bool>)> {
     let connection = connect(address, credentials).await?;
     let own = Arc::new(OwnConnection { address: address.clone(), connection: connection.clone() });
-    let (replies, outgoing) = mpsc::channel(QUEUE);
+    let (replies, outgoing) = mpsc::channel(QUEUED_MESSAGES);
     replies.send(ClientMessage::Hello(hello)).await?;
     let outgoing = ReceiverStream::new(outgoing).map(|message| v1::ClientMessage::from(&message));
     // On one machine, compressing would take longer than copying.
@@ -294,7 +296,7 @@ async fn open(
         if is_rejection { Rejected(error.to_string()).into() } else { error }
     })?;
     let incoming = incoming.into_inner();
-    let (messages, received) = mpsc::channel(QUEUE);
+    let (messages, received) = mpsc::channel(QUEUED_MESSAGES);
     let (notify, first_message) = oneshot::channel();
     // Ends with the session: when the stream has ended, or `received` is dropped.
     let held = own.clone();

@@ -35,8 +35,8 @@ use crate::FrontendAddress;
 #[cfg(test)]
 pub(crate) use self::metrics::DrainMetrics;
 pub use self::{
-    follower::Follower,
-    http::{Drains, MAX_TIMEOUT, request_path},
+    follower::{Follower, MAX_RETRY_DELAY, MIN_RETRY_DELAY},
+    http::{Drains, MAX_TIMEOUT, RESPONSE_SLACK, request_path},
 };
 
 /// The calls `Drains` of a node.

@@ -16,12 +16,12 @@ use crate::{Drift, SyncReport};
 /// keep coming back. Commits wait as long.
 const REPAIR_DELAY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// Changes do not keep coming back if this many delays pass between a repair and the next one: a firewall that reloads
-/// each minute. So a repair is late by a tenth of the time at most.
-const APART: u32 = 10;
+/// The delay is short again if this many delays pass between a repair and the next change: a firewall that reloads each
+/// minute is no process that keeps coming back. So a repair is late by a tenth of the time at most.
+const BACKOFF_RESET_FACTOR: u32 = 10;
 
 /// Without drift for this long, the incident is over.
-const QUIET: Duration = Duration::from_secs(60);
+const INCIDENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(crate) struct Drifts {
@@ -60,7 +60,7 @@ impl Drifts {
     /// Records drift. Returns the delay before the repair.
     pub(crate) fn record(&mut self, drift: &Drift) -> Duration {
         self.end_incident();
-        if self.is_repaired && self.last.is_some_and(|last| last.elapsed() > self.delay * APART) {
+        if self.is_repaired && self.last.is_some_and(|last| last.elapsed() > self.delay * BACKOFF_RESET_FACTOR) {
             self.backoff.reset();
         }
         (self.last, self.is_repaired) = (Some(Instant::now()), false);
@@ -120,7 +120,7 @@ impl Drifts {
 
     /// Logs the end of the incident if there was no drift for a while.
     pub(crate) fn end_incident(&mut self) {
-        if self.last.is_none_or(|last| last.elapsed() < QUIET) {
+        if self.last.is_none_or(|last| last.elapsed() < INCIDENT_TIMEOUT) {
             return;
         }
         self.last = None;
@@ -154,7 +154,7 @@ mod tests {
         assert!((100..400).contains(&repairs), "{repairs} in ten minutes");
         assert_eq!(drifts.count, repairs + 1);
 
-        tokio::time::sleep(2 * QUIET).await;
+        tokio::time::sleep(2 * INCIDENT_TIMEOUT).await;
         drifts.end_incident();
         assert_eq!(drifts.last, None);
         assert!(changed(&mut drifts) <= 2 * REPAIR_DELAY.0);

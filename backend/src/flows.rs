@@ -37,7 +37,7 @@ mod udp;
 mod vips;
 mod worker;
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{sync::Arc, thread};
 
 #[cfg(test)]
 use proto::model::ServicePortKey;
@@ -51,7 +51,7 @@ use self::{
     table::KernelFlowTable,
     worker::{AllPasses, Worker},
 };
-use crate::{Nat, NodeState, Progress, dataplane::NodePortAddresses, metrics::Metrics};
+use crate::{Nat, NodeState, Progress, STOP_TIMEOUT, dataplane::NodePortAddresses, metrics::Metrics};
 pub(crate) use pending::PendingFlows;
 pub use resets::remove_reset_rules;
 
@@ -59,9 +59,6 @@ pub use resets::remove_reset_rules;
 mod primitives {
     pub(super) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 }
-
-/// How long the end of the process waits for the thread, which removes its rules.
-const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Whether stale UDP flows and half-open TCP connections are deleted, and TCP connections to endpoints that are gone
 /// are reset.

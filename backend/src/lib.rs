@@ -64,4 +64,8 @@ pub use sysctl::{ConntrackSettings, tcp_is_liberal};
 
 /// How often something has a log line of its own that a tenant decides the frequency of: changes of Services, ports of
 /// health checks that open and close, flows that are cleaned up.
-pub(crate) const LINES: Rate = Rate { burst: 10, every: Duration::from_millis(500) };
+pub(crate) const LINE_RATE: Rate = Rate { burst: 10, every: Duration::from_millis(500) };
+
+/// How long the end of the process waits for each of its threads: for the one that writes the state file, of which a
+/// frontend sends what is missing after the restart, and for the one that removes the rules of resets.
+pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(2);

@@ -48,7 +48,7 @@ pub(crate) const CONFIRM_DELAY: Duration = Duration::from_secs(10);
 
 /// For how long after the start of the process on a restarted node the loss of its former endpoints does not count: the
 /// API server learns minutes later that they are gone.
-const AFTER_BOOT: Duration = Duration::from_secs(600);
+const BOOT_GRACE_PERIOD: Duration = Duration::from_secs(600);
 
 /// The largest share of the Services with endpoints that may lose all of them within a minute, in percent: 1 to 100,
 /// and 100 is no limit. The namespace that loses most does not count, so that its owner cannot exceed the limit alone.
@@ -179,7 +179,7 @@ impl LossGuard {
                 service_ports.insert(key.clone());
             }
         }
-        self.before_boot = Some(BeforeBoot { endpoints, until: Instant::now() + AFTER_BOOT });
+        self.before_boot = Some(BeforeBoot { endpoints, until: Instant::now() + BOOT_GRACE_PERIOD });
         if !service_ports.is_empty() {
             self.withheld = Some(Withheld { service_ports, confirm_at: None });
         }

@@ -23,17 +23,14 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use crate::{
-    ChangeCounts, DepartedEndpoints, Loss, NodeState, ProtocolCounters, RejectedOperation, Store, StoredState,
+    ChangeCounts, DepartedEndpoints, Loss, NodeState, ProtocolCounters, RejectedOperation, STOP_TIMEOUT, Store,
+    StoredState,
     identity::BackendIdentity,
     loss::{Commit, Decision, LossGuard},
 };
 
-/// How long the end of the process waits for the state file. What is missing in it then, a frontend sends after the
-/// restart.
-const STORE_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// How long a state that is older than the one before may lack endpoints that exist: the frontend is behind.
-const ROLLBACK: Duration = Duration::from_secs(30);
+const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where the state of a node is from: only the endpoints of a confirmed one are known to be all that exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,7 +253,7 @@ impl Replica {
     pub(crate) async fn finish(mut self) {
         self.flush();
         if let Some(store) = self.store.take() {
-            store.finish(STORE_TIMEOUT).await;
+            store.finish(STOP_TIMEOUT).await;
         }
     }
 
@@ -352,7 +349,7 @@ impl Replica {
                 "rolled back to an older version of the cluster"
             );
             self.counters.rollbacks += 1;
-            self.origin = Origin::Behind { until: Instant::now() + ROLLBACK };
+            self.origin = Origin::Behind { until: Instant::now() + ROLLBACK_TIMEOUT };
         }
         // A frontend that does not know the version leaves it as it is.
         if source_version != SourceVersion::default() {

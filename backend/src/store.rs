@@ -40,13 +40,13 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const MIN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The most bytes per second: 2.8 GB per day.
-const MAX_RATE: usize = 32 << 10;
+const MAX_BYTES_PER_SECOND: usize = 32 << 10;
 
 /// The delay after a failed write.
-const RETRY: Duration = Duration::from_secs(60);
+const RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// Without a finished write for this long, the disk is reported to hang.
-const HUNG: Duration = Duration::from_secs(10);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Keeps the state file.
 #[derive(Debug)]
@@ -253,10 +253,10 @@ impl Writer {
     /// Returns when the next write may begin.
     async fn write(&mut self, stored: StoredState) -> Duration {
         let mut write = self.storage.replace(stored.clone());
-        let result = match timeout(HUNG, &mut write).await {
+        let result = match timeout(WRITE_TIMEOUT, &mut write).await {
             Ok(result) => result,
             Err(_) => {
-                self.failed(format!("no write has finished for {} s", HUNG.as_secs()));
+                self.failed(format!("no write has finished for {} s", WRITE_TIMEOUT.as_secs()));
                 write.await
             }
         };
@@ -273,14 +273,14 @@ impl Writer {
             Err(error) => {
                 self.written = None;
                 self.failed(error.to_string());
-                RETRY
+                RETRY_DELAY
             }
         }
     }
 
     fn failed(&mut self, error: String) {
         let path = self.storage.name();
-        let retry_in_ms = RETRY.as_millis();
+        let retry_in_ms = RETRY_DELAY.as_millis();
         warn_if_news!(
             self.failures.failed(&error), %path, %error, retry_in_ms,
             "cannot write the state file; a restart needs a frontend, or begins with an earlier state"
@@ -291,7 +291,7 @@ impl Writer {
 
 /// The time between two writes of a file of this size.
 fn interval(bytes: usize) -> Duration {
-    Duration::from_secs((bytes / MAX_RATE) as u64).max(MIN_INTERVAL)
+    Duration::from_secs((bytes / MAX_BYTES_PER_SECOND) as u64).max(MIN_INTERVAL)
 }
 
 #[cfg(test)]

@@ -28,9 +28,10 @@ use reconnect::ReconnectTimer;
 use session::OpenSession;
 pub use session::{Connect, Rejected, Session};
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The same while there is a session, which is not read meanwhile. Less than the time after which a node counts as one
-/// that does not acknowledge, and more than one frontend may take.
+/// How long connecting may take, for all frontends together that are tried one after the other.
+const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long connecting to another frontend may take while there is a session, which is not read meanwhile. Less
+/// than the time after which a node counts as one that does not acknowledge, and more than one frontend may take.
 const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(8);
 
 #[derive(Debug)]
@@ -77,8 +78,8 @@ impl<C: Connect> StreamFollower<C> {
                     sleep_until(*until).await;
                     let connecting = self.connect.connect(hello());
                     self.phase = Phase::Connecting(Box::pin(async move {
-                        let session = timeout(CONNECT_TIMEOUT, connecting).await;
-                        session.with_context(|| format!("no session within {CONNECT_TIMEOUT:?}"))?
+                        let session = timeout(SESSION_TIMEOUT, connecting).await;
+                        session.with_context(|| format!("no session within {SESSION_TIMEOUT:?}"))?
                     }));
                 }
                 Phase::Connecting(connecting) => match connecting.await {

@@ -29,16 +29,16 @@ use crate::names::{self, ChainKind};
 
 /// The most endpoints, or source ranges, of a chain without parts: with session affinity each endpoint has two rules,
 /// and a script has 1,000 lines.
-const MAX_RULES: usize = 400;
-/// The endpoints, or source ranges, of a part, about.
-const GROUP: usize = 256;
+const MAX_CHAIN_ENTRIES: usize = 400;
+/// About how many endpoints, or source ranges, a part has.
+const PART_SIZE: usize = 256;
 
 impl ServicePortRules<'_> {
     /// The rules of SVC or SVL, and its parts. `cluster_ip`: set when packets to it are sent to this chain.
     pub(super) fn pool(&self, cluster_ip: Option<IpAddr>, endpoints: &[Endpoint]) -> (Vec<String>, Vec<ChainSpec>) {
         let mut rules: Vec<String> = cluster_ip.and_then(|ip| self.mark_others(ip)).into_iter().collect();
         let endpoints: Vec<&Endpoint> = endpoints.iter().collect();
-        if endpoints.len() <= MAX_RULES {
+        if endpoints.len() <= MAX_CHAIN_ENTRIES {
             rules.extend(self.sticky(&endpoints));
             rules.extend(self.random(&endpoints));
             return (rules, Vec::new());
@@ -141,7 +141,7 @@ impl ServicePortRules<'_> {
         let allowed_to = |target| allowed(vips, RuleBuilder::new, target);
         let rules = allowed_to("RETURN");
         // RETURN would leave the part only.
-        let rules = if rules.len() > MAX_RULES { allowed_to(names::REJECT) } else { rules };
+        let rules = if rules.len() > MAX_CHAIN_ENTRIES { allowed_to(names::REJECT) } else { rules };
         let (mut rules, parts) = self.split(Table::Filter, rules);
         rules.push(RuleBuilder::new().jump("DROP"));
         (rules, parts)
@@ -149,7 +149,7 @@ impl ServicePortRules<'_> {
 
     /// Moves many rules, whose order does not matter, to parts.
     fn split(&self, table: Table, rules: Vec<String>) -> (Vec<String>, Vec<ChainSpec>) {
-        if rules.len() <= MAX_RULES {
+        if rules.len() <= MAX_CHAIN_ENTRIES {
             return (rules, Vec::new());
         }
         let parts =
@@ -190,9 +190,9 @@ impl ServicePortRules<'_> {
     }
 }
 
-/// Groups of about [`GROUP`], each with the same members while their number does not double.
+/// Groups of about [`PART_SIZE`], each with the same members while their number does not double.
 fn groups<T>(members: Vec<T>, text: impl Fn(&T) -> String) -> Vec<Vec<T>> {
-    let count = members.len().div_ceil(GROUP).next_power_of_two();
+    let count = members.len().div_ceil(PART_SIZE).next_power_of_two();
     let mut groups: Vec<Vec<T>> = (0..count).map(|_| Vec::new()).collect();
     for member in members {
         groups[names::group(&text(&member), count)].push(member);

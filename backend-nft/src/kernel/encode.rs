@@ -15,7 +15,7 @@ use crate::{
 
 /// The most elements in a message. An IPv6 element with a verdict takes less than 110 bytes, and a message holds
 /// 65,000.
-const CHUNK: usize = 512;
+const ELEMENTS_PER_MESSAGE: usize = 512;
 
 /// A transaction in the kernel's form.
 #[derive(Debug)]
@@ -50,8 +50,8 @@ impl<'a> Encoded<'a> {
                 }
                 Operation::DeleteElements(map, elements) | Operation::AddElements(map, elements) => {
                     let set = &map.set(*family);
-                    for (number, chunk) in elements.list.chunks(CHUNK).enumerate() {
-                        encoded.origins.push((batch.len(), elements, number * CHUNK));
+                    for (number, chunk) in elements.list.chunks(ELEMENTS_PER_MESSAGE).enumerate() {
+                        encoded.origins.push((batch.len(), elements, number * ELEMENTS_PER_MESSAGE));
                         let fields: Vec<_> = chunk.iter().map(|element| (element.key(), element.value())).collect();
                         let elements = chunk.iter().zip(&fields).map(|(element, (key, value))| {
                             let data = data(element, value.as_deref());

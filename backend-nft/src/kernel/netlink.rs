@@ -42,9 +42,11 @@ const MAX_NOTIFIED_WRITES: usize = 1_000;
 /// A map with fewer elements is dumped: its size does not matter yet, and a dump also shows unexpected elements.
 const MIN_LOOKED_UP: usize = 20_000;
 
-/// The most clients that one transaction deletes, which takes 20 ms, and that one commit does: more than three times as
-/// many as the map has places, for most buckets are empty. Others stay until their timeout.
+/// The most clients with session affinity that one transaction deletes: 20 ms, for which other changes wait.
 const MAX_DELETED_AT_ONCE: usize = 65_536;
+
+/// The most clients with session affinity that one commit deletes: more than three times as many as the map has places,
+/// for most buckets are empty. Others stay until their timeout.
 const MAX_DELETED: usize = 10 * MAX_DELETED_AT_ONCE;
 
 // === impl Netlink ===

@@ -19,7 +19,7 @@ const LOCK_TIMEOUT_S: &str = "5";
 /// How often a restore is attempted while another process changes rules at the same time.
 const ATTEMPTS: u32 = 3;
 /// How long a program may run: iptables-nft-save takes minutes with 10,000 Services on a busy machine.
-const DEADLINE: Duration = Duration::from_secs(600);
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
 /// The random delay before the next attempt, in milliseconds.
 const RETRY_DELAY_MS: std::ops::Range<u64> = 50..250;
 /// `RESOURCE_PROBLEM` of `iptables/include/xtables.h`: the lock is taken, or another process committed first.
@@ -216,8 +216,9 @@ async fn run(program: &str, arguments: &[&str], stdin: &str) -> Result<Option<Ou
             let _ = pipe.write_all(stdin.as_bytes()).await;
         }
     };
-    let ended = timeout(DEADLINE, async { tokio::join!(write, child.wait_with_output()) }).await;
-    let ((), output) = ended.with_context(|| format!("{program} did not end within {} s", DEADLINE.as_secs()))?;
+    let ended = timeout(PROGRAM_TIMEOUT, async { tokio::join!(write, child.wait_with_output()) }).await;
+    let ((), output) =
+        ended.with_context(|| format!("{program} did not end within {} s", PROGRAM_TIMEOUT.as_secs()))?;
     output.map(Some).with_context(|| format!("wait for {program}"))
 }
 

@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 
 use proto::model::Protocol;
 
-pub use handle::ConntrackHandle;
+pub use handle::{ConntrackHandle, DELETIONS_PER_SEND};
 
 /// One direction of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

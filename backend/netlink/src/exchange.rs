@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The number of messages per send. If the kernel rejects all of them, the receive buffer holds all replies.
-const CHUNK: usize = 1024;
+const MESSAGES_PER_SEND: usize = 1024;
 
 /// The sequence number of every single request: stale replies are drained before each.
 pub(crate) const SEQ: u32 = 1;
@@ -113,14 +113,14 @@ pub(crate) fn submit_each<T>(
     mut write: impl FnMut(&mut Vec<u8>, &T, u32, u16),
     mut rejected: impl FnMut(usize, Errno),
 ) -> Result<()> {
-    for (chunk, items) in items.chunks(CHUNK).enumerate() {
+    for (chunk, items) in items.chunks(MESSAGES_PER_SEND).enumerate() {
         buf.clear();
         for (seq, item) in (1..).zip(items) {
             let ack = if seq as usize == items.len() { flags::ACK } else { 0 };
             write(buf, item, seq, ack);
         }
         submit(socket, buf, items.len() as u32, |message, errno| {
-            rejected(chunk * CHUNK + message.seq.saturating_sub(1) as usize, errno);
+            rejected(chunk * MESSAGES_PER_SEND + message.seq.saturating_sub(1) as usize, errno);
         })?;
     }
     Ok(())

@@ -19,11 +19,11 @@ use tracing::debug;
 use crate::{Errno, Error, Result};
 
 /// The receive buffer for the replies to one transaction. An error takes about 800 bytes of it.
-const RECEIVE_BUFFER: usize = 4 << 20;
+const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
 /// The kernel's datagrams in a dump have at most 32 KiB, and a message in an error at most 64 KiB.
-const DATAGRAM: usize = 128 << 10;
+const MAX_DATAGRAM_BYTES: usize = 128 << 10;
 /// The part of the send buffer that the kernel reserves, with a margin.
-const SEND_OVERHEAD: usize = 4096;
+const SEND_OVERHEAD_BYTES: usize = 4096;
 
 /// A netlink socket, bound to an address of its own in the thread's network namespace.
 #[derive(Debug)]
@@ -59,11 +59,11 @@ impl Socket {
         inner.set_ext_ack(true).map_err(failed("set NETLINK_EXT_ACK"))?;
         inner.set_cap_ack(true).map_err(failed("set NETLINK_CAP_ACK"))?;
         // A receive buffer that stays small loses error reports, not transactions.
-        if let Err(error) = setsockopt(&inner, sockopt::RcvBufForce, &RECEIVE_BUFFER) {
+        if let Err(error) = setsockopt(&inner, sockopt::RcvBufForce, &RECEIVE_BUFFER_BYTES) {
             debug!(%error, "SO_RCVBUFFORCE failed, falling back to SO_RCVBUF");
-            setsockopt(&inner, sockopt::RcvBuf, &RECEIVE_BUFFER).map_err(failed("set SO_RCVBUF"))?;
+            setsockopt(&inner, sockopt::RcvBuf, &RECEIVE_BUFFER_BYTES).map_err(failed("set SO_RCVBUF"))?;
         }
-        Ok(Socket { inner, port: address.port_number(), sendable: 0, buf: vec![0; DATAGRAM] })
+        Ok(Socket { inner, port: address.port_number(), sendable: 0, buf: vec![0; MAX_DATAGRAM_BYTES] })
     }
 
     /// The socket's own netlink address, as it appears in the notices of what it changed.
@@ -99,7 +99,7 @@ impl Socket {
         if bytes <= self.sendable {
             return Ok(());
         }
-        let wanted = bytes + SEND_OVERHEAD;
+        let wanted = bytes + SEND_OVERHEAD_BYTES;
         if let Err(error) = setsockopt(&self.inner, sockopt::SndBufForce, &wanted) {
             debug!(%error, bytes, "SO_SNDBUFFORCE failed, falling back to SO_SNDBUF");
             // Limited to net.core.wmem_max without an error: sendmsg fails if it was not enough.

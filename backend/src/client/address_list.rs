@@ -26,7 +26,7 @@ use super::{
 };
 
 /// Addresses of this age are resolved again when a session begins: there may be more replicas by now.
-pub(super) const REFRESH: Duration = Duration::from_secs(600);
+pub(super) const MAX_ADDRESS_AGE: Duration = Duration::from_secs(600);
 
 /// The addresses of all sources.
 #[derive(Debug)]
@@ -191,17 +191,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn sources_are_resolved_at_first_when_old_and_when_all_addresses_fail() {
         let mut list = AddressList::new(dns_source());
-        assert_eq!(list.due(REFRESH).len(), 1);
+        assert_eq!(list.due(MAX_ADDRESS_AGE).len(), 1);
         list.resolved(0, Ok(vec![address("https://10.0.0.1:1"), address("https://10.0.0.2:1")]));
-        assert_eq!(list.due(REFRESH).len(), 0);
+        assert_eq!(list.due(MAX_ADDRESS_AGE).len(), 0);
         list.failed(&address("https://10.0.0.1:1"));
-        assert_eq!(list.due(REFRESH).len(), 0, "the other one may work");
+        assert_eq!(list.due(MAX_ADDRESS_AGE).len(), 0, "the other one may work");
         list.failed(&address("https://10.0.0.2:1"));
-        assert_eq!(list.due(REFRESH).len(), 1);
+        assert_eq!(list.due(MAX_ADDRESS_AGE).len(), 1);
         list.succeeded(&address("https://10.0.0.2:1"));
-        assert_eq!(list.due(REFRESH).len(), 0);
-        tokio::time::advance(REFRESH).await;
-        assert_eq!(list.due(REFRESH).len(), 1);
+        assert_eq!(list.due(MAX_ADDRESS_AGE).len(), 0);
+        tokio::time::advance(MAX_ADDRESS_AGE).await;
+        assert_eq!(list.due(MAX_ADDRESS_AGE).len(), 1);
     }
 
     #[tokio::test(start_paused = true)]
@@ -235,10 +235,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn source_is_not_resolved_twice_at_the_same_time() {
         let mut list = AddressList::new(dns_source());
-        let lookup = list.due(REFRESH);
-        assert_eq!((lookup.len(), list.due(REFRESH).len()), (1, 0));
+        let lookup = list.due(MAX_ADDRESS_AGE);
+        assert_eq!((lookup.len(), list.due(MAX_ADDRESS_AGE).len()), (1, 0));
         list.resolved(0, (|| bail!("no answer"))());
         drop(lookup);
-        assert_eq!(list.due(REFRESH).len(), 1);
+        assert_eq!(list.due(MAX_ADDRESS_AGE).len(), 1);
     }
 }

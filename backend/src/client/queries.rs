@@ -5,18 +5,17 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use futures::future;
-use proto::v1::{
-    ChangesRequest, ChangesResponse, EndpointsRequest, EndpointsResponse, PlanRequest, PlanResponse, StatusRequest,
-    StatusResponse, fairlead_client::FairleadClient,
+use proto::{
+    MAX_ANSWER_BYTES,
+    v1::{
+        ChangesRequest, ChangesResponse, EndpointsRequest, EndpointsResponse, PlanRequest, PlanResponse, StatusRequest,
+        StatusResponse, fairlead_client::FairleadClient,
+    },
 };
 use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status, transport::Channel};
 
 use super::{Connection, Grpc, connect};
-
-/// The largest response: thousands of nodes, each with failures, and thousands of problems, or tens of thousands of
-/// endpoints of one Service.
-pub(super) const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// What follows when a frontend to which there is a connection does not answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -124,7 +123,7 @@ impl Grpc {
 }
 
 pub(super) fn client(connection: &Connection) -> FairleadClient<Channel> {
-    FairleadClient::new(connection.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
+    FairleadClient::new(connection.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES)
 }
 
 pub(super) async fn within<A>(patience: Duration, answer: impl Future<Output = Result<A>>) -> Result<A> {

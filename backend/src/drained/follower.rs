@@ -26,16 +26,18 @@ use super::{
 use crate::FrontendAddress;
 
 /// How long streams stay open after the last waiter: pods often end one after the other.
-const LINGER: Duration = Duration::from_secs(5);
-/// Delays before a stream is opened again, and before the addresses are resolved again after a failure.
-const RETRY_MIN: Duration = Duration::from_millis(100);
-const RETRY_MAX: Duration = Duration::from_secs(2);
-/// How often is checked whether the node's session is with another frontend.
+const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
+/// The first delay before a question about a pod that ends is asked again: a stream that failed is opened again, or a
+/// hook asks a backend again that gives no answer.
+pub const MIN_RETRY_DELAY: Duration = Duration::from_millis(100);
+/// The longest of these delays, and the time after which addresses that could not be resolved are resolved again.
+pub const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
+/// How often to check whether the node's session is with another frontend: nothing notifies of that.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// The shortest time to wait: before it is over a frontend has hardly answered.
-const MIN_PATIENCE: Duration = Duration::from_millis(500);
-/// The messages of all frontends that wait until they are taken over.
-const UPDATES: usize = 16;
+/// The shortest timeout of a question, so that a frontend that is asked for it has time to answer.
+const MIN_TIMEOUT: Duration = Duration::from_millis(500);
+/// The most messages of all frontends together that wait until they are taken over. Beyond it their streams wait.
+const QUEUED_UPDATES: usize = 16;
 
 /// Knows how far the pods of this node are drained, as long as a request waits for one. Clones share the streams.
 #[derive(Clone, Debug)]
@@ -98,7 +100,7 @@ impl Follower {
     pub async fn wait(&self, address: IpAddr, patience: Duration) -> Drained {
         let mut claim = self.claim();
         let mut view = self.view.subscribe();
-        let mut waiter = Waiter::new(address, Instant::now() + patience.max(MIN_PATIENCE));
+        let mut waiter = Waiter::new(address, Instant::now() + patience.max(MIN_TIMEOUT));
         loop {
             let decision = waiter.decide(&view.borrow_and_update(), Instant::now());
             let Wait { until, list_since } = match decision {
@@ -164,10 +166,10 @@ impl Drop for Claim {
 
 // === impl Following ===
 
-/// Follows frontends until no request has waited for [`LINGER`].
+/// Follows frontends until no request has waited for [`LINGER_TIMEOUT`].
 async fn follow(follower: Follower) {
     let mut demand = follower.demand.subscribe();
-    let (updates, mut received) = mpsc::channel(UPDATES);
+    let (updates, mut received) = mpsc::channel(QUEUED_UPDATES);
     let mut following = Following::new(follower, updates);
     loop {
         following.reconcile();
@@ -227,7 +229,7 @@ impl Following {
         let known = streams.addresses();
         self.view.last_removed = streams.last_removed();
         self.choose_own(streams.own(), &known);
-        let asks_all = self.last_asking_all.is_some_and(|last| now < last + LINGER);
+        let asks_all = self.last_asking_all.is_some_and(|last| now < last + LINGER_TIMEOUT);
         let mut wanted: Vec<_> = if asks_all { known } else { Vec::new() };
         wanted.extend(self.view.own.clone());
         self.retain(&wanted);
@@ -247,7 +249,7 @@ impl Following {
         let latest = self.view.own.as_ref().and_then(|own| self.view.frontends.get(own));
         let is_usable = match latest {
             Some(Latest::Levels { .. }) => true,
-            Some(Latest::Failing { since, .. }) => since.elapsed() < RETRY_MAX,
+            Some(Latest::Failing { since, .. }) => since.elapsed() < MAX_RETRY_DELAY,
             Some(Latest::Alias) | None => false,
         };
         if !is_usable {
@@ -332,10 +334,10 @@ impl Following {
                 self.view.resolve_failure = Some((since, error.clone()));
                 let streams = self.follower.streams.clone();
                 let again = async move {
-                    sleep(RETRY_MAX).await;
+                    sleep(MAX_RETRY_DELAY).await;
                     streams.resolve().await
                 };
-                self.resolving = Some((Instant::now() + RETRY_MAX, again.boxed()));
+                self.resolving = Some((Instant::now() + MAX_RETRY_DELAY, again.boxed()));
             }
         }
     }
@@ -344,16 +346,16 @@ impl Following {
     fn next_closing(&self) -> Option<Instant> {
         let now = Instant::now();
         let demand = self.follower.demand.borrow();
-        let last = if demand.waiting == 0 { Some(self.last_waiting + LINGER) } else { None };
-        let others = self.last_asking_all.map(|last| last + LINGER).filter(|closing| *closing > now);
+        let last = if demand.waiting == 0 { Some(self.last_waiting + LINGER_TIMEOUT) } else { None };
+        let others = self.last_asking_all.map(|last| last + LINGER_TIMEOUT).filter(|closing| *closing > now);
         last.into_iter().chain(others.filter(|_| demand.asking_all == 0)).min()
     }
 
-    /// Whether no request has waited for [`LINGER`]. The next waiter starts another task.
+    /// Whether no request has waited for [`LINGER_TIMEOUT`]. The next waiter starts another task.
     fn is_over(&self) -> bool {
         let mut is_over = false;
         self.follower.demand.send_if_modified(|demand| {
-            is_over = demand.waiting == 0 && self.last_waiting.elapsed() >= LINGER;
+            is_over = demand.waiting == 0 && self.last_waiting.elapsed() >= LINGER_TIMEOUT;
             demand.is_followed = !is_over;
             if is_over {
                 demand.list_since = None;
@@ -391,7 +393,7 @@ async fn read_again(
     address: FrontendAddress,
     updates: mpsc::Sender<(FrontendAddress, Update)>,
 ) {
-    let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
+    let mut backoff = Backoff::new(MIN_RETRY_DELAY, MAX_RETRY_DELAY);
     loop {
         let opened = Instant::now();
         let error = match streams.open(&address).await {
@@ -409,7 +411,7 @@ async fn read_again(
         };
 
         let _ = updates.send((address.clone(), Update::Failed(chain(error.as_ref())))).await;
-        if opened.elapsed() > RETRY_MAX {
+        if opened.elapsed() > MAX_RETRY_DELAY {
             backoff.reset();
         }
         sleep(backoff.next_delay()).await;

@@ -26,14 +26,14 @@ use super::{
     places::{Asker, Place, Places},
 };
 
-/// Without the parameter `timeout`.
+/// The timeout of a request without the parameter `timeout`.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(20);
-/// The longest timeout that a request may ask for.
+/// The longest timeout that a request may ask for: while it waits, it takes a place of others.
 pub const MAX_TIMEOUT: Duration = Duration::from_secs(300);
-/// What a response takes beyond its timeout.
-const SLACK: Duration = Duration::from_secs(5);
-/// How many answers are logged for operators; further ones at level DEBUG.
-const LOGGED: Rate = Rate { burst: 100, every: Duration::from_secs(1) };
+/// How much longer than its timeout a response may take.
+pub const RESPONSE_SLACK: Duration = Duration::from_secs(5);
+/// How many answers are logged for operators, as any pod may ask; further ones at level DEBUG.
+const LINE_RATE: Rate = Rate { burst: 100, every: Duration::from_secs(1) };
 
 /// Answers requests for `/drained`. Clones share their places and their metrics.
 #[derive(Clone, Debug)]
@@ -95,7 +95,7 @@ impl Drains {
         match place {
             Some(place) => {
                 let closed = extensions.get::<Closed>().cloned();
-                Answer::Deferred(timeout + SLACK, self.clone().wait(question, place, closed))
+                Answer::Deferred(timeout + RESPONSE_SLACK, self.clone().wait(question, place, closed))
             }
             None => no_place().into(),
         }
@@ -209,7 +209,7 @@ fn parse_timeout(value: &str) -> Result<Duration, String> {
 
 /// Whether another answer is logged: clients that ask in a loop must not fill the log.
 pub(super) fn is_logged(logged: &Mutex<TokenBucket>) -> bool {
-    lock(logged).take(LOGGED, Instant::now()).is_ok()
+    lock(logged).take(LINE_RATE, Instant::now()).is_ok()
 }
 
 /// What the answer to the pod does not say: it need not know of Services and nodes.

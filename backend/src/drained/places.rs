@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 use super::decide::AddressClass;
 
-/// The places of a node.
+/// The most requests that wait on a node at a time, as any pod may ask: each has a task and a connection.
 const MAX_PLACES: usize = 1024;
 
 /// Who asks about an address.

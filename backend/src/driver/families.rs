@@ -12,6 +12,7 @@ use tracing::debug;
 /// reads the kernel, as after a restart.
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(15);
 
+/// The longest of these delays.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(600);
 
 /// The longest time until a family whose rules could not be read is read again. The reason may have been a lack of

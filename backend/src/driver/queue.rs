@@ -16,8 +16,8 @@ use proto::model::ServicePortKey;
 
 use crate::NodeState;
 
-/// With fewer other service ports the urgent ones get no transaction of their own.
-const MANY: usize = 256;
+/// With fewer other service ports in the queue the urgent ones get no transaction of their own.
+const MIN_OTHERS: usize = 256;
 
 /// The dirty service ports. A service port that changes again keeps its position: only its latest state counts.
 #[derive(Debug, Default)]
@@ -110,7 +110,7 @@ impl Queue {
         }
         // The urgent ones do not wait until the writes of all others are computed.
         let urgent: Vec<_> = others().filter(|(_, entry)| entry.is_urgent).map(|(key, _)| key.clone()).collect();
-        if !urgent.is_empty() && others().count() - urgent.len() >= MANY {
+        if !urgent.is_empty() && others().count() - urgent.len() >= MIN_OTHERS {
             return urgent;
         }
         for (key, entry) in &mut self.entries {

@@ -6,12 +6,12 @@
 //!
 //! ```text
 //!   service ports that were programmed, endpoints that departed ──▶ connections without an answer
-//!                      GRACE later: the same ones, still without ──▶ deleted
+//!                      GRACE_PERIOD later: the same ones, still without ──▶ deleted
 //! ```
 //!
 //! The endpoint of a connection may terminate, and be about to answer. So only a connection is deleted that has no
-//! answer for [`GRACE`], which takes longer than any answer within a cluster. An answer that comes later is rejected by
-//! the client, whose next SYN goes to another endpoint.
+//! answer for [`GRACE_PERIOD`], which takes longer than any answer within a cluster. An answer that comes later is
+//! rejected by the client, whose next SYN goes to another endpoint.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,13 +33,13 @@ use super::{
 use crate::{NodeState, ServicePortState, dataplane::Vip};
 
 /// How long a connection is half-open before it is deleted. A client repeats its SYN after a second.
-pub(super) const GRACE: Duration = Duration::from_millis(500);
+pub(super) const GRACE_PERIOD: Duration = Duration::from_millis(500);
 
 /// The rest after a pass: passes take 0.8 % of a core, so that the thread needs no more than 1 %. They take more if the
 /// table is so large that one takes more than 56 ms, because a client repeats its SYN after 1, 3 and 7 s.
 pub(super) const REST: Rest = Rest { factor: 124, shortest: Duration::ZERO, longest: Duration::from_secs(7) };
 
-/// The most endpoints that are remembered of a service port.
+/// The most endpoints that departed and are remembered of a service port, which may replace them without a pause.
 pub(super) const MAX_DEPARTED: usize = 1024;
 
 /// TCP service ports that lost endpoints or changed their VIPs, with the endpoints that departed. Other changes mislead
@@ -70,7 +70,7 @@ impl HalfOpenPorts {
         rest: impl FnOnce(Duration) -> bool,
     ) -> Result<usize> {
         let found = self.find(table, node_addresses)?;
-        if found.is_empty() || !rest(GRACE) {
+        if found.is_empty() || !rest(GRACE_PERIOD) {
             return Ok(0);
         }
         // None that was answered meanwhile.

@@ -18,7 +18,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use netlink::conntrack::Flow;
+use netlink::conntrack::{DELETIONS_PER_SEND, Flow};
 use proto::{
     model::{IpFamily, PerFamily, Protocol, ServicePortKey},
     state::ServicePortChange,
@@ -34,11 +34,8 @@ use crate::{
     dataplane::{Vip, all_vips},
 };
 
-/// The number of flows that are deleted together.
-pub(super) const BATCH: usize = 256;
-
 /// The number of flows that are listed between two looks at what else is to be done: some milliseconds.
-pub(super) const SLICE: usize = 4096;
+pub(super) const FLOWS_PER_SLICE: usize = 4096;
 
 /// The rest after a pass: passes take 4 % of a core, so that the thread needs no more than 5 %. They take more if the
 /// table is so large that one takes more than 0.3 s.
@@ -130,7 +127,7 @@ fn allowed(service: &ServicePortState, family: IpFamily) -> Arc<[SocketAddr]> {
 
 /// Deletes the stale flows of both families while the kernel dumps them, so that memory does not grow with their
 /// number. `newest` returns the VIPs if they have changed since it did; before each deletion it may, and what is not
-/// stale by then stays. A family without VIPs is skipped. `between` is called after each [`SLICE`]. Blocks.
+/// stale by then stays. A family without VIPs is skipped. `between` is called after each [`FLOWS_PER_SLICE`]. Blocks.
 pub(super) fn clean_up(
     table: &impl FlowTable,
     mut newest: impl FnMut() -> Option<PerFamily<UdpVips>>,
@@ -160,13 +157,13 @@ pub(super) fn clean_up(
         let mut listed = 0_usize;
         let visited = table.visit(family, Protocol::Udp, &mut |flow| {
             listed += 1;
-            if listed.is_multiple_of(SLICE) {
+            if listed.is_multiple_of(FLOWS_PER_SLICE) {
                 between();
             }
             if vips[family].is_stale(&flow) {
                 stale.push(flow);
             }
-            if stale.len() == BATCH { delete(&mut stale, &mut vips) } else { Ok(()) }
+            if stale.len() == DELETIONS_PER_SEND { delete(&mut stale, &mut vips) } else { Ok(()) }
         });
         visited.and_then(|()| delete(&mut stale, &mut vips)).with_context(|| format!("{family} flows"))?;
         cleanups.push(FamilyCleanup { family, deleted, took: begun.elapsed() });

@@ -24,10 +24,7 @@ use super::{
     table::FlowTable,
     udp::{self, FamilyCleanup, UdpVips, clean_up},
 };
-use crate::{LINES, Progress, dataplane::NodePortAddresses, metrics::Metrics};
-
-/// The thread waits for an event, at most for this time.
-const IDLE: Duration = Duration::from_secs(3600);
+use crate::{LINE_RATE, Progress, dataplane::NodePortAddresses, metrics::Metrics};
 
 #[derive(Debug)]
 pub(super) struct Worker<T> {
@@ -76,7 +73,8 @@ impl<T: FlowTable> Worker<T> {
     pub(super) fn run(mut self) {
         loop {
             let next = self.schedule().into_iter().filter_map(|(_, at)| at).chain(self.rejecter.until()).min();
-            let wake = self.requests.wait(next.map_or(IDLE, |next| next.saturating_duration_since(Instant::now())));
+            let wait = next.map_or(Duration::MAX, |next| next.saturating_duration_since(Instant::now()));
+            let wake = self.requests.wait(wait);
             remove_rules(&self.requests, &mut self.rejecter);
             if wake == Wake::Closed {
                 return self.requests.ended();
@@ -216,7 +214,7 @@ impl<T: FlowTable> Worker<T> {
 
     /// Whether a cleanup that has deleted something gets a log line.
     fn has_line(&mut self, deleted: usize) -> bool {
-        deleted > 0 && self.lines.take(LINES, tokio::time::Instant::now()).is_ok()
+        deleted > 0 && self.lines.take(LINE_RATE, tokio::time::Instant::now()).is_ok()
     }
 }
 

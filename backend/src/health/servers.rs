@@ -32,21 +32,19 @@ use super::{
     checks::{Check, CheckPort, Checks},
 };
 use crate::{
-    LINES, Progress, ServiceName,
+    LINE_RATE, Progress, ServiceName,
     dataplane::{IPVS_DEVICE, NodePortAddresses},
 };
 
 /// The shortest delay before a port that cannot be opened is retried.
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(200);
 
+/// The longest delay before a port that cannot be opened, or addresses that cannot be listed, are tried again.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 
-/// The shortest delay before addresses of interfaces that cannot be listed are listed again.
-const MIN_LIST_DELAY: Duration = Duration::from_secs(1);
-
-/// How often the addresses of interfaces are listed, if listeners depend on them: a load balancer that probes a new
-/// address soon finds the port open. Listing is cheap: the kernel takes about 10 ms for 10,000 VIPs of IPVS, and less
-/// than a millisecond for a few addresses.
+/// How often the addresses of interfaces are listed, if listeners depend on them, and the first delay after a failure:
+/// a load balancer that probes a new address soon finds the port open. Listing is cheap: the kernel takes about 10 ms
+/// for 10,000 VIPs of IPVS, and less than a millisecond for a few addresses.
 const ADDRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The soft limit of open files that most systems set.
@@ -116,7 +114,7 @@ impl HealthCheckServers {
             addresses,
             list_addresses: || netlink::rtnl::addresses_except(&[IPVS_DEVICE]).map_err(io::Error::other),
             listing: Repeated::default(),
-            list_backoff: Backoff::new(MIN_LIST_DELAY, MAX_RETRY_DELAY),
+            list_backoff: Backoff::new(ADDRESS_INTERVAL, MAX_RETRY_DELAY),
             max_open: max_open(),
             open: BTreeMap::new(),
             failing: BTreeMap::new(),
@@ -307,7 +305,7 @@ impl HealthCheckServers {
 impl PortLines {
     /// Whether the port has a line of its own.
     fn has_own(&mut self) -> bool {
-        let next_line = self.bucket.take(LINES, Instant::now()).err();
+        let next_line = self.bucket.take(LINE_RATE, Instant::now()).err();
         self.others += usize::from(next_line.is_some());
         self.line_at = next_line.or(self.line_at);
         next_line.is_none()
@@ -317,7 +315,7 @@ impl PortLines {
     fn log_others(&mut self) {
         let now = Instant::now();
         if self.line_at.is_some_and(|line_at| line_at <= now) {
-            self.line_at = self.bucket.take(LINES, now).err();
+            self.line_at = self.bucket.take(LINE_RATE, now).err();
             if self.line_at.is_none() {
                 let count = mem::take(&mut self.others);
                 info!(count, "opened or closed other health-check node ports, or could not open them");
@@ -401,7 +399,7 @@ mod tests {
             tokio::time::advance(Duration::from_millis(10)).await;
         }
         assert!(own < 20 && (100..150).contains(&shared), "{own} and {shared} in a minute");
-        tokio::time::advance(LINES.every).await;
+        tokio::time::advance(LINE_RATE.every).await;
         lines.log_others();
         assert_eq!((lines.others, lines.line_at), (0, None));
     }

@@ -26,9 +26,9 @@ use crate::{Progress, metrics::Metrics};
 pub(crate) const SYNC_FAILING: Duration = Duration::from_secs(60);
 /// A change that has not failed, but does not end: the longest that programming a large cluster with the slowest
 /// backend takes.
-pub(super) const SYNC_HUNG: Duration = Duration::from_secs(300);
+pub(super) const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 /// A process that does not follow the frontend for this long hangs: without messages it does every ten seconds.
-pub(super) const LOOP_HUNG: Duration = Duration::from_secs(60);
+pub(super) const LOOP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The body, with the fields that kube-proxy has.
 #[derive(Serialize)]
@@ -88,8 +88,8 @@ impl Progress {
         let waiting = since(self.pending_since);
         match (&self.pending_since, &self.error) {
             (Some(_), Some(_)) => waiting < SYNC_FAILING,
-            (Some(_), None) => waiting < SYNC_HUNG,
-            (None, _) => since(self.last_iteration) < LOOP_HUNG,
+            (Some(_), None) => waiting < SYNC_TIMEOUT,
+            (None, _) => since(self.last_iteration) < LOOP_TIMEOUT,
         }
     }
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokio::time::{Instant, advance};
 
 use super::{
-    health::{LOOP_HUNG, SYNC_FAILING, SYNC_HUNG},
+    health::{LOOP_TIMEOUT, SYNC_FAILING, SYNC_TIMEOUT},
     *,
 };
 use crate::testing::mk_key;
@@ -124,7 +124,7 @@ async fn node_is_not_healthy_if_the_only_family_with_vips_cannot_be_programmed()
 
 #[tokio::test(start_paused = true)]
 async fn backend_that_fails_for_a_minute_or_hangs_for_five_is_not_alive() {
-    for (error, patience) in [(Some("no memory"), SYNC_FAILING), (None, SYNC_HUNG)] {
+    for (error, patience) in [(Some("no memory"), SYNC_FAILING), (None, SYNC_TIMEOUT)] {
         let backend = mk_loop();
         backend.programmed();
         backend.iterate(|progress| {
@@ -144,7 +144,7 @@ async fn backend_that_fails_for_a_minute_or_hangs_for_five_is_not_alive() {
 async fn loop_that_does_not_run_is_not_alive() {
     let backend = mk_loop();
     backend.programmed();
-    advance(LOOP_HUNG - SECOND).await;
+    advance(LOOP_TIMEOUT - SECOND).await;
     assert_eq!(backend.status("/livez"), 200);
     advance(SECOND).await;
     assert_eq!(backend.status("/livez"), 503);

@@ -26,7 +26,7 @@ const MAGIC: &[u8; 8] = b"FlState1";
 const HEADER_BYTES: usize = MAGIC.len() + 8;
 
 /// The operations of a batch: what is decoded at the same time.
-const BATCH: usize = 256;
+const OPERATIONS_PER_BATCH: usize = 256;
 
 impl StoredState {
     /// Reads the state file of a node without changing it.
@@ -53,7 +53,8 @@ impl StoredState {
         put_message(&mut chunks, &EncodedMessage::new(&ServerMessage::Welcome(welcome)));
         let mut operations = state.snapshot().peekable();
         while operations.peek().is_some() {
-            let part = operations.by_ref().take(BATCH).map(|operation| EncodedOperation::new(&operation));
+            let part =
+                operations.by_ref().take(OPERATIONS_PER_BATCH).map(|operation| EncodedOperation::new(&operation));
             put_message(&mut chunks, &EncodedMessage::batch(&Batch::default(), part));
         }
         let end = ServerMessage::Bookmark(Bookmark::new(*revision, state.digests().total()));

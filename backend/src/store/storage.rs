@@ -15,7 +15,7 @@ use super::StoredState;
 use crate::disk;
 
 /// How often a write on a disk that hangs is polled.
-const POLL: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A place for a state file.
 pub trait Storage: fmt::Debug + Send + Sync + 'static {
@@ -62,12 +62,12 @@ impl Storage for LocalFile {
             let written = disk::in_thread(run)?;
             // Bounded, because the async runtime waits for its blocking tasks when it ends.
             let first = move || {
-                let result = written.recv_timeout(POLL);
+                let result = written.recv_timeout(POLL_INTERVAL);
                 (written, result)
             };
             let (written, mut result) = spawn_blocking(first).await?;
             while let Err(RecvTimeoutError::Timeout) = result {
-                sleep(POLL).await;
+                sleep(POLL_INTERVAL).await;
                 result = written.recv_timeout(Duration::ZERO);
             }
             result.map_err(io::Error::other)?

@@ -210,7 +210,7 @@ fn numbered(revision: u64) -> StoredState {
 
 #[tokio::test(start_paused = true)]
 async fn newest_state_is_written_when_the_interval_is_over() {
-    for (bytes, interval) in [(1000, 10), (MAX_RATE * 10, 10), (MAX_RATE * 60, 60)] {
+    for (bytes, interval) in [(1000, 10), (MAX_BYTES_PER_SECOND * 10, 10), (MAX_BYTES_PER_SECOND * 60, 60)] {
         let (store, mut writes) = played().await;
         let begun = Instant::now();
         store.put(numbered(1));
@@ -242,7 +242,7 @@ async fn facts_of_a_node_object_that_is_gone_are_written_at_once() {
     assert_eq!((&next.stored, next.begun), (&stored, begun));
     // Not so on a disk that fails.
     next.end.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
-    assert_eq!(writes.recv().await.unwrap().begun, begun + RETRY);
+    assert_eq!(writes.recv().await.unwrap().begun, begun + RETRY_DELAY);
 }
 
 #[tokio::test(start_paused = true)]
@@ -326,7 +326,7 @@ async fn hung_disk_is_reported_and_delays_the_end_by_the_limit() {
     assert_eq!(store.error(), None);
     let begun = Instant::now();
     store.error.changed().await.unwrap();
-    assert_eq!(begun.elapsed(), HUNG);
+    assert_eq!(begun.elapsed(), WRITE_TIMEOUT);
     assert_eq!(store.error().as_deref(), Some("no write has finished for 10 s"));
     (2..100).for_each(|revision| store.put(numbered(revision)));
     write.end.send(Ok(1)).unwrap();
@@ -353,7 +353,7 @@ async fn write_that_fails_is_retried_later() {
     fs::remove_dir(path.with_added_extension("new")).unwrap();
     assert!(!path.exists(), "the retry is not due");
     store.error.changed().await.unwrap();
-    assert_eq!((store.error(), begun.elapsed() >= RETRY), (None, true));
+    assert_eq!((store.error(), begun.elapsed() >= RETRY_DELAY), (None, true));
     close(store).await;
     assert_eq!(open(&path).await.1, Some(numbered(2)));
 }

@@ -11,9 +11,6 @@ use tokio::{
 };
 use tracing::info;
 
-/// The most queued replies. A frontend that does not read loses the oldest; each later ack covers the earlier ones.
-const MAX_REPLIES: usize = 256;
-
 /// A session without a message for this long is ended: three missed bookmarks, which the frontend sends every ten
 /// seconds.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -54,6 +51,7 @@ pub trait Connect: Send + 'static {
 
 pub(super) struct OpenSession {
     session: Session,
+    /// Not sent yet. They are few: the frontend sends one commit or bookmark, and waits for its ack.
     replies: VecDeque<ClientMessage>,
     pub(super) opened: Instant,
     /// Whether the frontend has sent anything.
@@ -126,9 +124,6 @@ impl OpenSession {
     }
 
     pub(super) fn reply(&mut self, message: ClientMessage) {
-        if self.replies.len() == MAX_REPLIES {
-            self.replies.pop_front();
-        }
         self.replies.push_back(message);
     }
 

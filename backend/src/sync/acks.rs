@@ -20,19 +20,11 @@ const ACK_DELAY: Duration = Duration::from_millis(100);
 
 /// How often an ack may differ only in failures. A frontend ends the stream of a client that repeats its acks too
 /// often, and a tenant may switch failures on and off.
-const REPEATS: Rate = Rate { burst: 1, every: Duration::from_millis(200) };
+const REPEAT_RATE: Rate = Rate { burst: 1, every: Duration::from_millis(200) };
 
-/// The most acks that wait while the backend fails. A later ack covers the earlier ones.
-const MAX_WAITING: usize = 256;
-
-/// The most commits whose propagation time is measured while the backend fails: the oldest ones.
+/// The most commits whose propagation time is measured, the oldest ones: while the backend fails, each new session adds
+/// some.
 const MAX_TRIGGERS: usize = 256;
-
-/// The most bytes of failures in an ack; the status page and the metrics count all of them.
-const MAX_FAILURE_BYTES: usize = 256 << 10;
-
-/// The bytes of a failure in an ack without its texts, at most.
-const FAILURE_OVERHEAD: usize = 32;
 
 /// The commits that wait for the kernel.
 #[derive(Debug, Default)]
@@ -74,9 +66,6 @@ pub(super) struct Trigger {
 impl Acks {
     /// Records a commit or bookmark of the session.
     pub(super) fn received(&mut self, number: u64, digest: Digest) {
-        if self.waiting.len() == MAX_WAITING {
-            self.waiting.pop_front();
-        }
         let before_session = self.before_session;
         self.waiting.push_back(Received { number, before_session, digest, at: Instant::now() });
     }
@@ -125,8 +114,8 @@ impl Acks {
         if accepted == 0 || !is_finished && first.at.elapsed() < ACK_DELAY {
             return Vec::new();
         }
-        let failures = acked_failures(&programmed.failures);
-        let ack = |received: Received| (received, received.ack(programmed, failures.clone()));
+        let failures = Ack::first_failures(&programmed.failures);
+        let ack = |received: Received| (received, received.ack(programmed, failures.to_vec()));
         let acks: Vec<_> = self.waiting.drain(..accepted).map(ack).collect();
         self.sent = acks.last().cloned();
         acks.into_iter().map(|(_, ack)| ack).collect()
@@ -135,7 +124,7 @@ impl Acks {
     /// The last ack with what is programmed now, if that differs.
     fn again(&mut self, programmed: &Programmed) -> Option<Ack> {
         let (received, sent) = self.sent.as_mut()?;
-        let mut ack = received.ack(programmed, acked_failures(&programmed.failures));
+        let mut ack = received.ack(programmed, Ack::first_failures(&programmed.failures).to_vec());
         if ack.programmed_number == sent.programmed_number {
             ack.apply_time = sent.apply_time;
             // Failures that change with each part of a large change wait for the last one. Namespaces that are finished
@@ -145,7 +134,7 @@ impl Acks {
                 return None;
             }
             let now = Instant::now();
-            self.repeat_at = self.repeats.get_or_insert(TokenBucket::full(now)).take(REPEATS, now).err();
+            self.repeat_at = self.repeats.get_or_insert(TokenBucket::full(now)).take(REPEAT_RATE, now).err();
             if self.repeat_at.is_some() {
                 return None;
             }
@@ -183,17 +172,6 @@ fn names_fewer(ack: &Ack, sent: &Ack) -> bool {
     let now = &ack.unfinished_namespaces;
     let before = &sent.unfinished_namespaces;
     !now.is_empty() && now != before && (before.is_empty() || now.is_subset(before))
-}
-
-/// The first failures, up to [`MAX_FAILURE_BYTES`].
-fn acked_failures(failures: &[ServicePortFailure]) -> Vec<ServicePortFailure> {
-    let mut bytes = 0;
-    let fits = |failure: &&ServicePortFailure| {
-        let ServicePortFailure { key, reason, .. } = failure;
-        bytes += key.namespace.len() + key.name.len() + key.port_name.len() + reason.len() + FAILURE_OVERHEAD;
-        bytes <= MAX_FAILURE_BYTES
-    };
-    failures.iter().take_while(fits).cloned().collect()
 }
 
 #[cfg(test)]

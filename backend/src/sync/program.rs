@@ -43,8 +43,9 @@ pub(super) const FIRST_ANSWER: Duration = Duration::from_secs(1);
 /// may be older.
 pub(super) const ADOPTION: Duration = Duration::from_secs(10);
 
-/// While the backend has work without a pause, it waits for drift this often, and at least so long each time.
+/// How often the programmer waits for drift while the backend has work without a pause.
 const WATCH_INTERVAL: Duration = Duration::from_secs(30);
+/// How long it waits then at least.
 const WATCH_TIME: Duration = Duration::from_secs(1);
 
 /// The shortest and the longest delay before a failed sync is retried.

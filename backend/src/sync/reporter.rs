@@ -18,7 +18,7 @@ use tracing::{debug, error, info, warn};
 
 use super::{Programmed, Target};
 use crate::{
-    LINES, Progress, SyncReport,
+    LINE_RATE, Progress, SyncReport,
     backend::Work,
     metrics::{Metrics, count_no_local},
 };
@@ -152,7 +152,7 @@ impl Reporter {
     /// As [`Self::log_applied`], if it is time for a line: changes in between share the next one. The last ones have a
     /// line within [`MAX_IDLE`](super::MAX_IDLE).
     pub(super) fn log_due(&mut self) {
-        if self.deferred.is_some() && self.lines.take(LINES, Instant::now()).is_ok() {
+        if self.deferred.is_some() && self.lines.take(LINE_RATE, Instant::now()).is_ok() {
             self.log_applied();
         }
     }

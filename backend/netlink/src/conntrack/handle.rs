@@ -19,7 +19,7 @@ use crate::{
 
 /// The number of deletions per send. The kernel may reply to each, and a receive buffer of the default size
 /// holds 256 replies.
-const BATCH: usize = 256;
+pub const DELETIONS_PER_SEND: usize = 256;
 
 /// The flows of the network namespace of the thread that opened it. Every call blocks.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ impl ConntrackHandle {
     /// The first rejection. The other flows of its batch are deleted, those of later batches are not.
     pub fn delete(&mut self, list: &[Flow]) -> Result<usize> {
         let mut deleted = 0;
-        for batch in list.chunks(BATCH) {
+        for batch in list.chunks(DELETIONS_PER_SEND) {
             deleted += self.delete_batch(batch)?;
         }
         Ok(deleted)

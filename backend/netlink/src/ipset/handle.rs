@@ -14,8 +14,9 @@ use crate::{
     exchange::{SEQ, collect, exchange, submit},
 };
 
-/// How often destroying a set is attempted, and the delay between two attempts.
+/// How often destroying a set is attempted while the kernel still counts a user of it: for 2 s in all.
 const DESTROY_ATTEMPTS: usize = 40;
+/// The delay between two of these attempts.
 const DESTROY_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// The sets of one network namespace: that of the thread that opened it. Every call blocks.

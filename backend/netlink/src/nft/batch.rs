@@ -24,7 +24,7 @@ pub(crate) use operation::Operation;
 
 /// Elements are appended to a list until it has this size. Its length field has 16 bits, and an element takes less than
 /// 1 KiB.
-const MAX_LIST: usize = 64_000;
+const MAX_LIST_BYTES: usize = 64_000;
 
 /// A transaction, which the kernel applies atomically.
 ///
@@ -178,7 +178,7 @@ impl NftBatch {
             self.operation(kind, flags, table, |buf| {
                 buf.put_str(elements::SET, &set.name);
                 buf.nest(elements::LIST, |buf| {
-                    let end = buf.len() + MAX_LIST;
+                    let end = buf.len() + MAX_LIST_BYTES;
                     while let Some(element) = list.next_if(|_| buf.len() < end) {
                         element.put(buf);
                     }

@@ -128,7 +128,7 @@ fn finish(pending: &mut PendingFlows, failed: &[ServicePortKey]) -> Option<HalfO
 fn pass_while(ports: &HalfOpenPorts, state: &NodeState, table: &Table, meanwhile: impl FnOnce(&Table)) -> Vec<u32> {
     let before = table.numbers();
     let rest = |time: Duration| {
-        assert_eq!((time, table.numbers()), (GRACE, before.clone()), "nothing is deleted at once");
+        assert_eq!((time, table.numbers()), (GRACE_PERIOD, before.clone()), "nothing is deleted at once");
         meanwhile(table);
         true
     };

@@ -11,8 +11,8 @@ use super::rejecter::Rejected;
 /// The chain, in table filter of each family.
 pub(super) const NAME: &str = "FAIRLEAD-RESETS";
 
-/// The most connections. Each packet of TCP is compared with one after the other.
-pub(super) const MAX: usize = 256;
+/// The most connections that the chain resets: each packet of TCP is compared with one after the other.
+pub(super) const MAX_CONNECTIONS: usize = 256;
 
 /// Gives the chain rules for these connections, instead of those for earlier ones.
 pub(super) fn reject(tools: &mut Tools, family: IpFamily, connections: &BTreeSet<Rejected>) -> Result<()> {

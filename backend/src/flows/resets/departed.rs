@@ -21,15 +21,15 @@ use crate::{
 };
 
 /// For how long an endpoint has to be gone, without interruption, before its connections are reset.
-pub(super) const ABSENCE: Duration = Duration::from_secs(3);
+pub(super) const RESET_DELAY: Duration = Duration::from_secs(3);
 
 /// For how long an endpoint that departed is remembered if the frontend does not say that it is gone, as a cloud
 /// controller deletes the Node later than its pods cease to be ready, or if its connections cannot be reset.
-const MEMORY: Duration = Duration::from_secs(300);
+const RETENTION: Duration = Duration::from_secs(300);
 
 /// The time after each pass over the connections until the next one: a probe or its answer may be lost. After the last
 /// one the endpoint is forgotten.
-pub(super) const PAUSES: [Duration; 4] =
+pub(super) const PASS_DELAYS: [Duration; 4] =
     [Duration::from_secs(2), Duration::from_secs(4), Duration::from_secs(8), Duration::from_secs(16)];
 
 /// The most endpoints that are remembered; the namespaces with the most give way. Connections to others are not reset.
@@ -139,7 +139,7 @@ impl Departed {
             if !is_gone {
                 departure.passes = 0;
             }
-            departure.due = is_gone.then(|| departure.due.unwrap_or(now + ABSENCE));
+            departure.due = is_gone.then(|| departure.due.unwrap_or(now + RESET_DELAY));
             !service.has_endpoint(endpoint)
         });
         if endpoints.is_empty() {
@@ -152,7 +152,7 @@ impl Departed {
 
     fn forget_old(&mut self, now: Instant) {
         self.service_ports.retain(|_, endpoints| {
-            endpoints.retain(|_, departure| now < departure.due.unwrap_or(departure.at) + MEMORY);
+            endpoints.retain(|_, departure| now < departure.due.unwrap_or(departure.at) + RETENTION);
             !endpoints.is_empty()
         });
     }
@@ -212,7 +212,7 @@ impl Departed {
                 if departure.passes == 0 {
                     found += open;
                 }
-                match PAUSES.get(departure.passes).filter(|_| *open > 0) {
+                match PASS_DELAYS.get(departure.passes).filter(|_| *open > 0) {
                     Some(pause) => {
                         departure.due = Some(now + *pause);
                         departure.passes += 1;

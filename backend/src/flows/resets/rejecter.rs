@@ -152,7 +152,7 @@ impl Rejecter {
         let Some(tools) = self.write(write, || format!("reject packets in table {}", table::NAME))? else {
             return Ok(());
         };
-        let rejected: BTreeSet<_> = rejected.into_iter().take(chain::MAX).collect();
+        let rejected: BTreeSet<_> = rejected.into_iter().take(chain::MAX_CONNECTIONS).collect();
         chain::reject(tools, family, &rejected)
             .with_context(|| format!("reject packets in {family} chain {}", chain::NAME))?;
         self.families[family].connections.retain(|connection, _| rejected.contains(connection));

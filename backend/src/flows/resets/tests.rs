@@ -20,7 +20,7 @@ use proto::model::{Endpoint, IpFamily, Protocol};
 
 use super::{
     Due, chain,
-    departed::{ABSENCE, Departed, PAUSES},
+    departed::{Departed, PASS_DELAYS, RESET_DELAY},
     rejecter::{FamilyRules, MAX_REMOVAL_DELAY, Rejected, Rejecter, TIMEOUT},
     remove_reset_rules, reset, table,
 };
@@ -126,7 +126,7 @@ impl Fixture {
 fn departed(after: &NodeState) -> Fixture {
     let mut fixture = Fixture::new(web(&BOTH, &[]));
     fixture.commit(after);
-    fixture.now += ABSENCE;
+    fixture.now += RESET_DELAY;
     fixture
 }
 
@@ -162,7 +162,7 @@ fn vips_of_other_services_are_no_addresses_of_a_node_port() {
     };
     let mut fixture = Fixture::new(with_other(&web(&BOTH, &[])));
     fixture.commit(&with_other(&web(&ONE, &[GONE])));
-    fixture.now += ABSENCE;
+    fixture.now += RESET_DELAY;
     let mut due = fixture.departed.due(&fixture.state, |_| true, fixture.now);
     let addresses = ["10.96.0.2", "192.0.2.2", "192.0.2.3"].map(|address| address.parse().unwrap());
     due.add_addresses(IpFamily::V4, &addresses.into());
@@ -196,11 +196,11 @@ fn all_other_addresses_may_be_gone() {
 fn only_endpoints_that_this_process_saw_depart_are_gone() {
     let after = web(&ONE, &[GONE, "10.244.1.4:8080"]);
     let mut fixture = Fixture::new(after.clone());
-    fixture.now += ABSENCE;
+    fixture.now += RESET_DELAY;
     assert!(!fixture.is_gone(VIP, GONE), "the baseline");
     fixture = Fixture::new(web(&BOTH, &[]));
     fixture.baseline(&after);
-    fixture.now += ABSENCE;
+    fixture.now += RESET_DELAY;
     assert!(!fixture.is_gone(VIP, GONE), "a difference to another frontend");
     fixture = departed(&after);
     assert!(fixture.is_gone(VIP, GONE) && !fixture.is_gone(VIP, "10.244.1.4:8080"));
@@ -217,7 +217,7 @@ fn an_endpoint_is_due_after_an_absence_without_interruption() {
     fixture.commit(&web(&ONE, &[]));
     assert!(fixture.is_revoked() && !fixture.is_revoked());
     fixture.commit(&web(&ONE, &[GONE]));
-    fixture.now += ABSENCE - Duration::from_millis(1);
+    fixture.now += RESET_DELAY - Duration::from_millis(1);
     assert!(!fixture.is_gone(VIP, GONE));
     fixture.now += Duration::from_millis(1);
     assert!(fixture.is_gone(VIP, GONE));
@@ -252,7 +252,7 @@ fn nothing_is_gone_while_no_endpoint_can_serve() {
     assert!(!fixture.is_gone(VIP, GONE));
     fixture.commit(&web(&["10.244.1.8:8080"], &all));
     assert!(!fixture.is_gone(VIP, GONE), "others may follow");
-    fixture.now += ABSENCE;
+    fixture.now += RESET_DELAY;
     assert!(fixture.is_gone(VIP, GONE) && fixture.is_gone(VIP, "10.244.1.1:8080"));
 }
 
@@ -262,7 +262,7 @@ fn a_service_port_that_is_recreated_or_renamed_has_no_endpoints_that_departed() 
     fixture.commit(&mk_state().node_addresses(["172.16.0.1"]).build());
     assert!(fixture.is_revoked());
     fixture.commit(&web(&["10.244.1.8:8080"], &["0.0.0.0:1"]));
-    fixture.now += ABSENCE;
+    fixture.now += RESET_DELAY;
     for endpoint in BOTH.into_iter().filter(|endpoint| endpoint.starts_with("10.")) {
         assert!(!fixture.is_gone(VIP, endpoint), "{endpoint}");
     }
@@ -272,7 +272,7 @@ fn a_service_port_that_is_recreated_or_renamed_has_no_endpoints_that_departed() 
 fn passes_pause_longer_and_longer_and_end() {
     let mut fixture = departed(&web(&ONE, &[GONE]));
     assert_eq!(fixture.pass(10), 10);
-    for (pause, open) in PAUSES.into_iter().zip([7, 7, 5, 5]) {
+    for (pause, open) in PASS_DELAYS.into_iter().zip([7, 7, 5, 5]) {
         assert_eq!(fixture.departed.next_due(|_| true), Some(fixture.now + pause));
         // Another change does not bring it forward.
         fixture.commit(&web(&ONE[..1], &[GONE]));
@@ -295,7 +295,7 @@ fn connections_to_an_endpoint_that_flaps_count_each_time() {
         assert_eq!(fixture.pass(4), 4);
         fixture.commit(&web(&ONE, &[]));
         fixture.commit(&web(&ONE, &[GONE]));
-        fixture.now += ABSENCE;
+        fixture.now += RESET_DELAY;
     }
 }
 
@@ -317,7 +317,7 @@ fn endpoints_that_departed_are_bounded() {
         };
         let mut fixture = Fixture::new(state(true));
         fixture.commit(&state(false));
-        fixture.now += ABSENCE;
+        fixture.now += RESET_DELAY;
         let mut due = fixture.departed.due(&fixture.state, |_| true, fixture.now);
         let of_service = |service: u32| {
             let mut flows = addresses(service).map(|endpoint| flow(&format!("10.96.1.{service}:80"), &endpoint));
@@ -410,7 +410,7 @@ fn a_pass_resets_what_is_still_due() {
         }
         let mut fixture = Fixture::new(state([false, false]));
         fixture.commit(&state([true, true]));
-        fixture.now += ABSENCE;
+        fixture.now += RESET_DELAY;
         let mut due = fixture.departed.due(&fixture.state, |_| true, fixture.now);
         let mut rejecter = Rejecter::new(Nat::Netfilter);
         let listed = |due: &mut Due| {
@@ -426,7 +426,11 @@ fn a_pass_resets_what_is_still_due() {
             rejecter.revoke(&mem::take(&mut fixture.departed.revoked));
         }
         assert_eq!(fixture.departed.passed(&due, fixture.now), 1);
-        assert_eq!(fixture.departed.next_due(|_| true), Some(fixture.now + PAUSES[0]), "found one, and passes again");
+        assert_eq!(
+            fixture.departed.next_due(|_| true),
+            Some(fixture.now + PASS_DELAYS[0]),
+            "found one, and passes again"
+        );
     });
 }
 

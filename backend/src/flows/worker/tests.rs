@@ -11,7 +11,7 @@ use std::{
 };
 
 use netlink::{
-    conntrack::{ConntrackZone, Flow, Tuple},
+    conntrack::{ConntrackZone, DELETIONS_PER_SEND, Flow, Tuple},
     testing::in_netns,
 };
 use proto::model::{IpFamily, Protocol, ServicePortFailure};
@@ -22,7 +22,7 @@ use crate::{
     flows::{
         ConntrackCleanup, Flows,
         table::KernelFlowTable,
-        udp::{BATCH, SLICE, WithdrawnVips},
+        udp::{FLOWS_PER_SLICE, WithdrawnVips},
     },
     testing::{StateBuilder, mk_key, mk_state},
 };
@@ -433,7 +433,7 @@ fn failed_cleanup_is_repeated_after_any_change() {
 #[test]
 fn more_than_a_batch_is_deleted_among_as_many_that_stay() {
     in_netns(|| {
-        let stale = 3 * BATCH as u16 / 2;
+        let stale = 3 * DELETIONS_PER_SEND as u16 / 2;
         (1..=stale).for_each(|port| insert("udp", "10.96.0.10", "10.244.1.4", port));
         (stale + 1..=2 * stale).for_each(|port| insert("udp", "10.96.0.10", "10.244.1.5", port));
         let mut fixture = Fixture::of_kernel();
@@ -545,7 +545,7 @@ fn slow_cleanup_delays_no_sync_and_is_repeated_once_for_all_syncs_meanwhile() {
 #[test]
 fn other_work_is_done_between_slices_of_a_listing() {
     let (table, ..) = BlockingTable::new();
-    let table = BlockingTable { flows: 2 * SLICE as u16 + 1, ..table };
+    let table = BlockingTable { flows: 2 * FLOWS_PER_SLICE as u16 + 1, ..table };
     let vips = UdpVips::of(&dns_at("10.244.1.1:53"), &[], &BTreeSet::new(), &WithdrawnVips::new());
     let (mut vips, mut slices) = (Some(vips), 0);
     clean_up(&table, || vips.take(), || slices += 1).unwrap();
