@@ -9,8 +9,10 @@ use tokio::{
     time::timeout,
 };
 
+/// How long a backend may take to answer a question of a command, if the command has no other limit.
+pub(crate) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest response that is read, in bytes: metrics of a node have less than a MiB.
-const MAX_RESPONSE: u64 = 16 << 20;
+const MAX_RESPONSE_BYTES: u64 = 16 << 20;
 /// A node without a listener may keep silent, as at the port of `/drained` while its backend restarts. A new attempt
 /// finds the next listener sooner than the kernel's repeated segments, which come after 1, 3 and 7 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -32,7 +34,7 @@ pub(crate) async fn http_get(to: SocketAddr, path: &str, limit: Duration) -> Res
         let request = format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nUser-Agent: fairlead\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
         let mut response = Vec::new();
-        stream.take(MAX_RESPONSE).read_to_end(&mut response).await?;
+        stream.take(MAX_RESPONSE_BYTES).read_to_end(&mut response).await?;
         anyhow::Ok(String::from_utf8_lossy(&response).into_owned())
     };
     let response = timeout(limit, request).await.with_context(|| format!("no response of {to} within {limit:?}"))??;

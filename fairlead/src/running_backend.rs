@@ -1,6 +1,6 @@
 //! The backend that runs on this node, as its `/configz` describes it.
 
-use std::{net::SocketAddr, time::Duration};
+use std::net::SocketAddr;
 
 use clap::ValueEnum as _;
 use serde_json::Value;
@@ -8,15 +8,13 @@ use serde_json::Value;
 use crate::{
     cli::node_name,
     config::{BackendName, Setting, field_of},
-    http_get::http_get,
+    http_get::{RESPONSE_TIMEOUT, http_get},
 };
 
 /// The flag that names the backend.
 const BACKEND: &str = "backend";
 /// The flag of a backend that `fairlead local` does not have.
 const DRAINED_PORT: &str = "drained-port";
-/// How long the backend may take to answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A running `fairlead backend` or `fairlead local`.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,7 +31,7 @@ pub(crate) struct RunningBackend {
 impl RunningBackend {
     /// `None` if no backend of Fairlead answers at this address.
     pub(crate) async fn find(address: SocketAddr) -> Option<Self> {
-        let response = http_get(address, "/configz", ANSWER_TIMEOUT).await.ok()?;
+        let response = http_get(address, "/configz", RESPONSE_TIMEOUT).await.ok()?;
         let config: Value = serde_json::from_str(&response.body).ok()?;
         Self::from_config(address, &config["fairlead"])
     }

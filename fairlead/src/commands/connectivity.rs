@@ -32,7 +32,7 @@ use super::{check::Level, view};
 use crate::{cli::TestArgs, exit_code::ExitCode, print, running_backend::RunningBackend, table::Table};
 
 /// How many VIPs are tested at the same time.
-const PARALLEL: usize = 16;
+const MAX_CONCURRENT_PROBES: usize = 16;
 
 /// The results of all probes.
 #[derive(Debug, Serialize)]
@@ -72,7 +72,7 @@ async fn probe_all(args: &TestArgs, running: Option<RunningBackend>) -> Result<C
         let observations = prober.probe(target, args.count.get()).await;
         judge(target, &observations)
     });
-    let results = probes.buffered(PARALLEL).collect().await;
+    let results = probes.buffered(MAX_CONCURRENT_PROBES).collect().await;
     Ok(ConnectivityReport { results, skipped })
 }
 

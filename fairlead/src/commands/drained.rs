@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use backend::drained::{MAX_TIMEOUT, request_path};
+use backend::drained::{MAX_RETRY_DELAY, MAX_TIMEOUT, MIN_RETRY_DELAY, RESPONSE_SLACK, request_path};
 use runtime::Backoff;
 use tokio::time::{Instant, sleep};
 
@@ -19,12 +19,6 @@ use crate::{
     http_get::{HttpResponse, http_get},
     print,
 };
-
-/// Delays between attempts while the backend gives no answer: it restarts, or knows no frontend.
-const RETRY_MIN: Duration = Duration::from_millis(100);
-const RETRY_MAX: Duration = Duration::from_secs(2);
-/// How much longer than its timeout a response may take.
-const SLACK: Duration = Duration::from_secs(5);
 
 /// Asks the node until it answers or the timeout has passed, or installs the program.
 pub(crate) async fn run(args: DrainedArgs) -> Result<ExitCode> {
@@ -49,10 +43,10 @@ pub(crate) async fn run(args: DrainedArgs) -> Result<ExitCode> {
 /// Repeats the request while the backend cannot be reached, knows no answer, or ends (302).
 async fn ask(node: SocketAddr, addresses: &[IpAddr], timeout: Duration) -> Result<HttpResponse> {
     let deadline = Instant::now() + timeout;
-    let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
+    let mut backoff = Backoff::new(MIN_RETRY_DELAY, MAX_RETRY_DELAY);
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let response = http_get(node, &request_path(left, addresses), left + SLACK).await;
+        let response = http_get(node, &request_path(left, addresses), left + RESPONSE_SLACK).await;
         if response.as_ref().is_ok_and(|HttpResponse { status, .. }| !matches!(status, 302 | 502 | 503)) {
             return response;
         }

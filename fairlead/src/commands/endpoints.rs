@@ -3,7 +3,6 @@
 use std::{
     fmt::Write as _,
     net::{IpAddr, SocketAddr},
-    time::Duration,
 };
 
 use anyhow::Result;
@@ -14,11 +13,11 @@ use proto::{
 };
 use serde::Serialize;
 
-use super::services::{policy, vips};
+use super::{
+    services::{policy, vips},
+    view::RESPONSE_TIMEOUT,
+};
 use crate::{cli::EndpointsArgs, print, table::Table};
-
-/// How long a frontend may take to connect and answer.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The frontend's response.
 #[derive(Debug, Serialize)]

@@ -17,7 +17,7 @@ use super::SHUTDOWN_DEADLINE;
 use crate::cli::{ClusterArgs, FrontendArgs, HttpAddress, SourceArgs};
 
 /// Updates that are queued for the engine before the source blocks.
-const UPDATES: usize = 1024;
+const QUEUED_UPDATES: usize = 1024;
 
 /// Runs until the shutdown.
 pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
@@ -90,7 +90,7 @@ pub(crate) async fn spawn(
     let info = ClusterInfo { service_cidrs: cluster.service_cidr.clone() };
     let frontend = Frontend::new(Config { cluster: info, ..config });
     let listed = Ready::default().guard("first list of all objects");
-    let (updates, receiver) = mpsc::channel(UPDATES);
+    let (updates, receiver) = mpsc::channel(QUEUED_UPDATES);
     if let Some(client) = source.client().filter(|_| !cluster.no_events) {
         let (frontend, instance) = (frontend.clone(), instance());
         tasks.spawn_infallible("events", move |shutdown| async move {

@@ -17,10 +17,9 @@ use proto::v1::StatusRequest;
 use tokio::time::{Instant, sleep};
 
 use self::join::Overview;
+use super::view::RESPONSE_TIMEOUT;
 use crate::{cli::StatusArgs, exit_code::ExitCode, print};
 
-/// How long a frontend may take to connect and answer, in addition to the wait that is asked for.
-const TIMEOUT: Duration = Duration::from_secs(10);
 /// The poll interval while nodes are missing: frontends cannot wait for nodes without a stream.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
@@ -55,7 +54,8 @@ async fn query(args: &StatusArgs, has_others: bool) -> Result<Overview> {
     let node = args.node.clone().unwrap_or_default();
     let ask = async |wait: Duration| -> Result<Vec<_>> {
         let wait_millis = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-        grpc.status(&StatusRequest { wait_millis, node: node.clone(), ..StatusRequest::default() }, TIMEOUT).await
+        grpc.status(&StatusRequest { wait_millis, node: node.clone(), ..StatusRequest::default() }, RESPONSE_TIMEOUT)
+            .await
     };
     let now = Overview::of(ask(Duration::ZERO).await?, args, &BTreeMap::new());
     let Some(wait) = args.wait else { return Ok(now) };

@@ -9,11 +9,9 @@ use tokio::time::timeout;
 
 use crate::{cli::FrontendAddressArgs, running_backend::RunningBackend};
 
-/// How long a frontend may take to connect and answer a question about the cluster.
+/// How long a frontend may take to connect and answer a question of a command, or send its first commit. Longer than a
+/// frontend works on a plan, so that its own error is shown.
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// How long a frontend may take to connect and send its first commit.
-const FIRST_COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A stream of the role observer, and the state that it has committed.
 pub(crate) struct View {
@@ -32,8 +30,8 @@ pub(crate) async fn committed(frontend: &FrontendAddressArgs, node: &str) -> Res
         while !matches!(view.next().await?, ServerMessage::Batch(batch) if batch.commit) {}
         anyhow::Ok(view.state)
     };
-    let committed = timeout(FIRST_COMMIT_TIMEOUT, first).await;
-    committed.with_context(|| format!("the frontend sent no state within {FIRST_COMMIT_TIMEOUT:?}")).flatten()
+    let committed = timeout(RESPONSE_TIMEOUT, first).await;
+    committed.with_context(|| format!("the frontend sent no state within {RESPONSE_TIMEOUT:?}")).flatten()
 }
 
 /// The first state that a frontend commits for the node of this machine.

@@ -1,6 +1,6 @@
 //! Reads the content of the archive from the kernel, files and the backend.
 
-use std::{fs, net::SocketAddr, path::Path, time::Duration};
+use std::{fs, net::SocketAddr, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
 use backend::StoredState;
@@ -9,11 +9,9 @@ use serde_json::json;
 
 use crate::{
     commands::services,
-    http_get::{HttpResponse, http_get},
+    http_get::{HttpResponse, RESPONSE_TIMEOUT, http_get},
 };
 
-/// How long the backend may take for a response.
-const HTTP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Files of the kernel with network settings and statistics.
 pub(super) const KERNEL_FILES: [&str; 10] = [
     "/proc/version",
@@ -130,7 +128,7 @@ pub(super) fn to_json(state: &backend::NodeState) -> serde_json::Value {
 /// The body of a successful response of the backend.
 pub(super) async fn backend_response(backend: Option<SocketAddr>, path: &str) -> Result<String> {
     let backend = backend.context("--backend-address is none")?;
-    let HttpResponse { status, line, body } = http_get(backend, path, HTTP_TIMEOUT).await?;
+    let HttpResponse { status, line, body } = http_get(backend, path, RESPONSE_TIMEOUT).await?;
     ensure!(status == 200, "{line}");
     Ok(body)
 }

@@ -16,6 +16,7 @@ const CANARY: &str = "KUBE-PROXY-CANARY";
 pub(super) const TABLES: [Table; 3] = [Table::Mangle, Table::Nat, Table::Filter];
 /// The longest wait for kube-proxy, which then does not run.
 const TIMEOUT: Duration = Duration::from_secs(75);
+/// How often the rules are read meanwhile.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Whether kube-proxy has programmed these rules in mode iptables, and may run.
