@@ -116,6 +116,16 @@ pub(crate) struct Decision {
     pub(crate) loss: Option<Loss>,
 }
 
+/// What a commit takes from service ports, and which Services it gives endpoints.
+#[derive(Debug, Default)]
+struct Differences<'a> {
+    departed: DepartedEndpoints,
+    /// The service ports that lose all their endpoints, as they were.
+    emptied: Vec<&'a ServicePortState>,
+    /// The Services of the service ports that had no endpoints.
+    filled: BTreeSet<ServiceName>,
+}
+
 // === impl LossGuard ===
 
 impl LossGuard {
@@ -195,51 +205,46 @@ impl LossGuard {
     /// Decides what of a commit is programmed; `programmed` was before.
     pub(crate) fn commit(&mut self, commit: &Commit<'_>, programmed: &NodeState) -> Decision {
         let Commit { before, after, is_confirmed } = *commit;
-        let Withheld { service_ports: mut candidates, confirm_at } = self.withheld.take().unwrap_or_default();
+        let Withheld { mut service_ports, confirm_at } = self.withheld.take().unwrap_or_default();
         let continues = mem::take(&mut self.continues);
-        let mut departed = DepartedEndpoints::new();
-        let (mut emptied, mut filled) = (Vec::new(), BTreeSet::new());
-        for change in before.diff(after) {
-            departed.extend(change.departed());
-            emptied.extend(emptied_by(&change));
-            filled.extend(filled_by(&change));
-        }
+        let Differences { mut departed, emptied, filled } = Differences::between(before, after);
+
         let exceeded = if is_confirmed {
-            self.confirmed_lost.extend(mem::take(&mut self.lost).into_keys());
-            let serves = |name: &_| after.ports_of(name).any(|(_, service)| service.has_endpoints());
-            self.confirmed_lost.retain(|name| !serves(name));
-            if self.confirmed_lost.len() > MAX_CONFIRMED_LOST {
-                self.confirmed_lost.clear();
-            }
+            self.confirm_losses(after);
             None
         } else {
             self.record_new(filled, before);
-            self.record(&emptied, &candidates, after);
+            self.record(&emptied, &service_ports, after);
             self.check(after, continues).err()
         };
+
         if exceeded.is_some() {
-            candidates.extend(emptied.iter().map(|service| service.port.key.clone()));
+            service_ports.extend(emptied.iter().map(|service| service.port.key.clone()));
         }
-        departed.retain(|key, _| !candidates.contains(key));
-        candidates.retain(|key| self.lost.contains_key(&ServiceName::of(key)));
-        let mut state = after.clone();
-        if !candidates.is_empty() {
-            let lost = candidates.iter().map(|key| (key.clone(), programmed.service_port(key).cloned()));
-            let mut lost: BTreeMap<_, _> = lost.collect();
-            let taken = claims::taken(&lost, after);
-            lost.values_mut().flatten().for_each(|service| claims::remove(&taken, &mut service.port));
-            for (key, service) in lost {
-                state.set_service_port(&key, service);
-            }
-            // A frontend that lost its objects does not know the facts either. Those of the node are retained anyway.
-            if *after.cluster() == ClusterInfo::default() {
-                state.put_cluster(programmed.cluster().clone());
-            }
-            let confirm_at = Some(confirm_at.unwrap_or_else(|| Instant::now() + CONFIRM_DELAY));
-            self.withheld = Some(Withheld { service_ports: candidates, confirm_at });
-            self.continues = continues;
+        // Also of Services that are not withheld any more, because what they get back is no sign either.
+        departed.retain(|key, _| !service_ports.contains(key));
+        service_ports.retain(|key| self.lost.contains_key(&ServiceName::of(key)));
+
+        let loss = exceeded.filter(|_| confirm_at.is_none());
+        if service_ports.is_empty() {
+            return Decision { state: after.clone(), departed, loss };
         }
-        Decision { state, departed, loss: exceeded.filter(|_| confirm_at.is_none()) }
+        let state = with_losses(after, &service_ports, programmed);
+        let confirm_at = Some(confirm_at.unwrap_or_else(|| Instant::now() + CONFIRM_DELAY));
+        self.withheld = Some(Withheld { service_ports, confirm_at });
+        self.continues = continues;
+        Decision { state, departed, loss }
+    }
+
+    /// A snapshot has confirmed all losses. The Services that are still lost are remembered: they are not new if they
+    /// return.
+    fn confirm_losses(&mut self, state: &NodeState) {
+        self.confirmed_lost.extend(mem::take(&mut self.lost).into_keys());
+        let serves = |name: &_| state.ports_of(name).any(|(_, service)| service.has_endpoints());
+        self.confirmed_lost.retain(|name| !serves(name));
+        if self.confirmed_lost.len() > MAX_CONFIRMED_LOST {
+            self.confirmed_lost.clear();
+        }
     }
 
     /// Records which of the Services that have got endpoints had none for a while. `before` is the state before that.
@@ -302,6 +307,18 @@ impl LossGuard {
     }
 }
 
+impl<'a> Differences<'a> {
+    fn between(before: &'a NodeState, after: &'a NodeState) -> Self {
+        let mut differences = Self::default();
+        for change in before.diff(after) {
+            differences.departed.extend(change.departed());
+            differences.emptied.extend(emptied_by(&change));
+            differences.filled.extend(filled_by(&change));
+        }
+        differences
+    }
+}
+
 impl Loss {
     fn total(namespaces: &[Self]) -> Self {
         namespaces.iter().fold(Self::default(), |total, namespace| Self {
@@ -359,6 +376,27 @@ impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {} Services with endpoints lost them all", self.lost, self.of)
     }
+}
+
+/// The state to program: the committed one, in which lost service ports are as they were programmed, without the VIPs
+/// that others have now.
+fn with_losses(committed: &NodeState, lost: &BTreeSet<ServicePortKey>, programmed: &NodeState) -> NodeState {
+    let lost = lost.iter().map(|key| (key.clone(), programmed.service_port(key).cloned()));
+    let mut lost: BTreeMap<_, _> = lost.collect();
+    let taken = claims::taken(&lost, committed);
+    for service in lost.values_mut().flatten() {
+        claims::remove(&taken, &mut service.port);
+    }
+
+    let mut state = committed.clone();
+    for (key, service) in lost {
+        state.set_service_port(&key, service);
+    }
+    // A frontend that lost its objects does not know the facts either. Those of the node are retained anyway.
+    if *committed.cluster() == ClusterInfo::default() {
+        state.put_cluster(programmed.cluster().clone());
+    }
+    state
 }
 
 /// The service port as it was, if it loses all its endpoints.
