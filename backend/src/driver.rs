@@ -242,16 +242,11 @@ impl<P: DataPlane> Driver<P> {
         while self.is_unfinished() {
             let Some(mut applied) = self.applied.take() else { bail!("the content of the kernel is unknown") };
             if self.is_reconciling {
-                let used = applied.used_vips(&self.ownership).into_iter();
-                for (vip, user) in used.filter(|(_, user)| self.queue.contains(user)) {
-                    self.held.entry(vip).or_default().insert(user);
-                }
+                self.hold_used_vips(&applied);
             }
-            let budget = if self.is_unlimited { usize::MAX } else { self.plane.budget(&applied) };
-            let has_owner = |(family, vip): &(IpFamily, Vip)| self.ownership.owner(*family, vip).is_some();
-            // What a service port costs is computed before the others of the transaction are known.
+
             let empty = Change {
-                is_contested: !self.evicted.is_empty() || self.held.keys().any(has_owner),
+                is_contested: self.is_contested(),
                 state,
                 ownership: &self.ownership,
                 held: &self.held,
@@ -261,22 +256,14 @@ impl<P: DataPlane> Driver<P> {
                 members: HashSet::new(),
                 facts: self.queue.facts,
                 is_last: false,
-                budget,
+                budget: if self.is_unlimited { usize::MAX } else { self.plane.budget(&applied) },
             };
-            let plane = &self.plane;
-            let service_ports = self.queue.next(budget, |key| plane.writes(&mut applied, &empty, key));
-            let is_last = self.queue.has_only(&service_ports);
-            let members = service_ports.iter().cloned().collect();
-            let mut change = Change { service_ports, members, is_last, ..empty };
-            if change.moves_vips() {
-                let writes = change.service_ports.iter().map(|key| self.plane.writes(&mut applied, &change, key));
-                change.releases_first = writes.fold(0, usize::saturating_add) > budget;
-                change.is_last &= !change.releases_first;
-            }
+            let change = with_service_ports(empty, &mut self.queue, &self.plane, &mut applied);
             let outcome = self.plane.commit(&mut applied, &change).await?;
             let waiting = change.waiting();
             let service_ports = change.service_ports;
             self.applied = Some(applied);
+
             match outcome {
                 CommitOutcome::Committed { writes, unfinished } => {
                     self.committed(&service_ports, &unfinished.into_iter().collect(), writes, &waiting);
@@ -308,6 +295,22 @@ impl<P: DataPlane> Driver<P> {
             }
         }
         Ok(0)
+    }
+
+    /// Whether a VIP may wait for its release by another service port.
+    fn is_contested(&self) -> bool {
+        let has_owner = |(family, vip): &(IpFamily, Vip)| self.ownership.owner(*family, vip).is_some();
+        !self.evicted.is_empty() || self.held.keys().any(has_owner)
+    }
+
+    /// Holds the VIPs whose objects in the kernel are used by a service port that does not own them, because the kernel
+    /// leads packets to their owner until that service port is programmed.
+    fn hold_used_vips(&mut self, applied: &P::Applied) {
+        for (vip, user) in applied.used_vips(&self.ownership) {
+            if self.queue.contains(&user) {
+                self.held.entry(vip).or_default().insert(user);
+            }
+        }
     }
 
     /// `unfinished`: those that were programmed in part; `writes`: those of the transaction; `waiting`: those that own
@@ -424,6 +427,28 @@ impl<P: DataPlane> Driver<P> {
         let unusable_families = self.plane.families().unusable();
         SyncReport { writes, failures, unfinished, has_read, unusable_families, lock_wait: self.plane.lock_wait() }
     }
+}
+
+/// The change with the service ports of the next transaction.
+fn with_service_ports<'a, P: DataPlane>(
+    empty: Change<'a>,
+    queue: &mut Queue,
+    plane: &P,
+    applied: &mut P::Applied,
+) -> Change<'a> {
+    let budget = empty.budget;
+    // The writes of a service port are computed before the others of the transaction are known.
+    let service_ports = queue.next(budget, |key| plane.writes(applied, &empty, key));
+    let members = service_ports.iter().cloned().collect();
+    let is_last = queue.has_only(&service_ports);
+    let change = Change { service_ports, members, is_last, ..empty };
+    if !change.moves_vips() {
+        return change;
+    }
+
+    let writes = change.service_ports.iter().map(|key| plane.writes(applied, &change, key));
+    let releases_first = writes.fold(0, usize::saturating_add) > budget;
+    Change { releases_first, is_last: is_last && !releases_first, ..change }
 }
 
 impl<P: DataPlane> Backend for Driver<P> {

@@ -83,22 +83,30 @@ impl Change<'_> {
     }
 
     fn waits_for(&self, family: IpFamily, vip: &Vip) -> bool {
-        let holders = self.held.get(&(family, *vip));
-        holders.into_iter().flatten().any(|holder| self.releases_first || !self.contains(holder))
+        self.held.get(&(family, *vip)).is_some_and(|holders| self.waits_for_any(holders))
+    }
+
+    /// Whether a VIP has to wait because one of its holders releases it in an earlier transaction, or in a later one.
+    fn waits_for_any(&self, holders: &BTreeSet<ServicePortKey>) -> bool {
+        self.releases_first || !holders.iter().all(|holder| self.contains(holder))
     }
 
     /// The service ports of the transaction that own a VIP which another one still has in the kernel.
     pub(super) fn waiting(&self) -> BTreeSet<ServicePortKey> {
-        let held = self.held.keys().filter(|(family, vip)| self.waits_for(*family, vip));
-        let owners = held.filter_map(|(family, vip)| self.ownership.owner(*family, vip));
-        owners.filter(|owner| self.contains(owner)).cloned().collect()
+        let waiting = self.held_and_owned().filter(|(_, holders)| self.waits_for_any(holders));
+        waiting.map(|(owner, _)| owner.clone()).collect()
     }
 
     /// Whether a VIP moves from one service port of the transaction to another.
     pub(super) fn moves_vips(&self) -> bool {
-        self.held.iter().any(|((family, vip), holders)| {
-            let owner = self.ownership.owner(*family, vip);
-            owner.is_some_and(|owner| self.contains(owner)) && holders.iter().any(|holder| self.contains(holder))
+        self.held_and_owned().any(|(_, holders)| holders.iter().any(|holder| self.contains(holder)))
+    }
+
+    /// The owner and the holders of each held VIP that a service port of the transaction owns.
+    fn held_and_owned(&self) -> impl Iterator<Item = (&ServicePortKey, &BTreeSet<ServicePortKey>)> {
+        self.held.iter().filter_map(|((family, vip), holders)| {
+            let owner = self.ownership.owner(*family, vip)?;
+            self.contains(owner).then_some((owner, holders))
         })
     }
 }
