@@ -14,7 +14,10 @@ use std::{
     sync::Arc,
 };
 
-use proto::model::{Ack, ServicePortKey};
+use proto::{
+    model::{Ack, ServicePortKey},
+    state::ServicePortChange,
+};
 
 use super::{Position, Target};
 use crate::{Changes, NodeState, ServiceName, ServicePortState, SyncReport, ascending::ascending, backend::Work};
@@ -33,10 +36,17 @@ pub(super) struct Backlog {
 #[derive(Debug, Default)]
 pub(super) struct BacklogEntry {
     /// The last state of which nothing was lacking.
-    pub(super) had: Option<Arc<ServicePortState>>,
+    had: Option<Arc<ServicePortState>>,
     /// The newest commit of which nothing is lacking. The default, which is older than every commit, because the kernel
     /// was read or is to be read.
     complete: Position,
+}
+
+impl BacklogEntry {
+    /// What a state has changed that is programmed.
+    pub(super) fn change<'a>(&'a self, key: &'a ServicePortKey, state: &'a NodeState) -> ServicePortChange<'a> {
+        ServicePortChange { key, before: self.had.as_deref(), after: state.service_port(key) }
+    }
 }
 
 impl Backlog {

@@ -23,7 +23,6 @@ use tracing::{info, warn};
 
 use super::{
     MAX_IDLE, Programmed, Reporter, Target,
-    backlog::BacklogEntry,
     reporter::{describe_unserved, log_failures},
 };
 use crate::{
@@ -131,17 +130,24 @@ impl Schedule {
 
     /// A call has succeeded.
     fn succeeded(&mut self, report: &SyncReport) {
-        let is_finished = report.unfinished.is_none();
-        self.content = if is_finished { Content::Complete } else { Content::Partial };
-        if report.writes > 0 || is_finished {
+        self.content = if report.unfinished.is_none() { Content::Complete } else { Content::Partial };
+        let has_progressed = report.writes > 0 || self.content == Content::Complete;
+        if has_progressed {
             self.backoff.reset();
         }
 
-        if !report.failures.iter().any(|failure| failure.retryable) {
+        let has_retryable = report.failures.iter().any(|failure| failure.retryable);
+        if has_retryable {
+            self.schedule_retry();
+        } else {
             self.reconcile_at = None;
             self.retries.reset();
-        } else if self.reconcile_at.is_none() {
-            // A commit in between must not postpone it.
+        }
+    }
+
+    /// Lets a reconcile try rejected service ports again. A commit must not postpone one that is scheduled.
+    fn schedule_retry(&mut self) {
+        if self.reconcile_at.is_none() {
             self.reconcile_at = Some(Instant::now() + self.retries.next_delay());
         }
     }
@@ -232,7 +238,10 @@ impl<B: Backend> Programmer<B> {
         if target.origin != Origin::Confirmed {
             self.flows.record(PendingFlows::rolled_back);
         }
-        self.drifts.is_suspected &= changes.is_empty();
+        if !changes.is_empty() {
+            // Another process is not the only reason for what the call writes.
+            self.drifts.is_suspected = false;
+        }
         self.programmed.send_if_modified(|programmed| {
             programmed.backlog.hand(&self.handed, changes);
             // Nothing is acked before the call has succeeded.
@@ -271,14 +280,10 @@ impl<B: Backend> Programmer<B> {
         }
 
         let handed = self.handed.clone();
-        let mut completed = BTreeMap::new();
-        self.programmed.send_modify(|programmed| completed = programmed.backlog.reported(&handed, work, report));
-        let completed = completed.iter().map(|(key, BacklogEntry { had, .. })| ServicePortChange {
-            key,
-            before: had.as_deref(),
-            after: handed.state.service_port(key),
-        });
-        let completed: Vec<_> = completed.collect();
+        let mut entries = BTreeMap::new();
+        self.programmed.send_modify(|programmed| entries = programmed.backlog.reported(&handed, work, report));
+        let completed: Vec<_> = entries.iter().map(|(key, entry)| entry.change(key, &handed.state)).collect();
+
         self.forward(work, &completed);
         self.reporter.succeeded(B::NAME, &handed, work, &completed, report, took);
         self.publish();
@@ -286,8 +291,9 @@ impl<B: Backend> Programmer<B> {
 
     /// Counts what a call has repaired after drift.
     fn count_repairs(&mut self, report: &SyncReport) {
-        if self.drifts.is_suspected {
-            self.drifts.is_suspected = !self.accepts_again(report);
+        if self.drifts.is_suspected && self.accepts_again(report) {
+            // Another process is not the only reason for what the call has written.
+            self.drifts.is_suspected = false;
         }
         if self.drifts.reported(report) {
             self.reporter.metrics.repairs.inc();
@@ -337,7 +343,10 @@ impl<B: Backend> Programmer<B> {
     /// Lets a repair follow drift.
     fn drifted(&mut self, drift: &Drift) {
         let repair_in = self.drifts.record(drift);
-        self.drifts.is_suspected &= self.schedule.content == Content::Complete;
+        if self.schedule.content != Content::Complete {
+            // The repair also writes what is unfinished.
+            self.drifts.is_suspected = false;
+        }
         self.schedule.invalidate(Instant::now() + repair_in);
         self.reporter.progress.send_modify(|progress| progress.drifts = self.drifts.count);
     }
