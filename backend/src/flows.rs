@@ -4,8 +4,9 @@
 //!
 //! ```text
 //!   Follower: commits ──────────────┐                            ┌─▶ resets: list TCP, reject, probe
-//!   Programmer: before a call, and ─┴─▶ PendingFlows ─▶ thread ──┼─▶ udp: list UDP, delete
-//!               what it programmed                               └─▶ half_open: list SYNs without an answer, delete
+//!   Programmer: before each call, ──┴─▶ PendingFlows ─▶ thread ──┼─▶ udp: list UDP, delete
+//!               and what it completed         ▲                  └─▶ half_open: list SYNs without an answer, delete
+//!   Programmed: what the kernel lacks ────────┘
 //! ```
 //!
 //! One thread does all of it, so that a large conntrack table or a kernel that hangs delays no commit. There is no
@@ -21,9 +22,9 @@
 //! one. Rules of resets that are revoked are removed sooner: between two slices of UDP flows, or after one pass over
 //! TCP connections.
 //!
-//! Flows are compared with the newest state, even while that is being programmed, except for the service ports in which
-//! it differs from the kernel: a flow to an endpoint that is about to be added is not stale. Nothing follows from a
-//! state that no frontend has confirmed.
+//! Flows are compared with the newest state, even while that is being programmed, except for the service ports of
+//! which the kernel lacks something: a flow to an endpoint that is about to be added is not stale. Nothing follows from
+//! a state that no frontend has confirmed.
 
 mod half_open;
 #[cfg(any(test, feature = "testing"))]
@@ -33,6 +34,8 @@ mod requests;
 mod resets;
 mod rest;
 mod table;
+#[cfg(test)]
+mod testing;
 mod udp;
 mod vips;
 mod worker;
@@ -51,8 +54,9 @@ use self::{
     table::KernelFlowTable,
     worker::{AllPasses, Worker},
 };
-use crate::{Nat, NodeState, Progress, STOP_TIMEOUT, dataplane::NodePortAddresses, metrics::Metrics};
+use crate::{Nat, NodeState, Progress, STOP_TIMEOUT, dataplane::NodePortAddresses, metrics::Metrics, sync::Programmed};
 pub(crate) use pending::PendingFlows;
+pub(crate) use requests::Recorded;
 pub use resets::remove_reset_rules;
 
 /// What the requests are built on: a module, so that the tests in `tests/simulation/concurrency/` can replace it.
@@ -79,12 +83,13 @@ pub(crate) struct Flows(Option<Arc<Requests<PendingFlows>>>);
 
 impl Flows {
     /// Starts the thread, in the network namespace of the calling thread. `nat` translates connections. `state`: what
-    /// the kernel may have.
+    /// the kernel may have. `programmed`: what it lacks of the newest one.
     pub(crate) fn start(
         mode: ConntrackCleanup,
         nat: Nat,
         nodeport_addresses: NodePortAddresses,
         state: NodeState,
+        programmed: watch::Receiver<Programmed>,
         progress: watch::Sender<Progress>,
         metrics: Arc<Metrics>,
     ) -> Self {
@@ -92,7 +97,7 @@ impl Flows {
             return Self(None);
         }
         Self::spawn(Worker {
-            requests: Arc::new(Requests::new(PendingFlows::new(state))),
+            requests: Arc::new(Requests::new(PendingFlows::new(state, programmed))),
             table: KernelFlowTable(nodeport_addresses.clone()),
             nodeport_addresses,
             rejecter: Rejecter::new(nat),
@@ -112,8 +117,8 @@ impl Flows {
         Self(started.is_ok().then_some(requests))
     }
 
-    /// Records something. It wakes the thread if that returns true.
-    pub(crate) fn record(&self, record: impl FnOnce(&mut PendingFlows) -> bool) {
+    /// Records something. Wakes the thread if that is due.
+    pub(crate) fn record(&self, record: impl FnOnce(&mut PendingFlows) -> Recorded) {
         if let Some(requests) = &self.0 {
             requests.record(record);
         }
@@ -131,13 +136,18 @@ impl Drop for Flows {
 #[cfg(test)]
 impl Flows {
     /// Only records.
-    pub(crate) fn without_thread(state: NodeState) -> Self {
-        Self(Some(Arc::new(Requests::new(PendingFlows::new(state)))))
+    pub(crate) fn without_thread(state: NodeState, programmed: watch::Receiver<Programmed>) -> Self {
+        Self(Some(Arc::new(Requests::new(PendingFlows::new(state, programmed)))))
     }
 
     /// Whether a UDP flow to a VIP of this service port may be stale.
     pub(crate) fn compares_udp(&self, key: &ServicePortKey) -> bool {
         self.0.as_ref().is_some_and(|requests| requests.with(|pending| !pending.udp().except.contains(key)))
+    }
+
+    /// Takes the VIPs of a cleanup of UDP flows. Returns whether one is due.
+    pub(crate) fn take_udp(&self) -> bool {
+        self.0.as_ref().is_some_and(|requests| requests.with(PendingFlows::take_udp).is_some())
     }
 
     /// Whether flows may be deleted.

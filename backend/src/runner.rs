@@ -146,8 +146,9 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         let stored = Target::stored(state.clone(), replica.committed(), replica.origin);
         let (target, targets) = watch::channel(stored.clone());
         let (reached, programmed) = watch::channel(Programmed::unknown(&state));
-        let flows =
-            Flows::start(conntrack, B::NAT, nodeport_addresses.clone(), state, progress.clone(), metrics.clone());
+        let addresses = nodeport_addresses.clone();
+        let lacking = programmed.clone();
+        let flows = Flows::start(conntrack, B::NAT, addresses, state, lacking, progress.clone(), metrics.clone());
         let flows = Arc::new(flows);
         let mut programmer = Programmer {
             backend,

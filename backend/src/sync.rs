@@ -20,7 +20,7 @@ mod reporter;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use proto::model::{Epoch, Revision, ServicePortFailure};
+use proto::model::{Epoch, Revision, ServicePortFailure, ServicePortKey};
 use tokio::time::Instant;
 
 use crate::{ChangeCounts, NodeState, replica::Origin};
@@ -68,6 +68,8 @@ pub(crate) struct Programmed {
     complete: Position,
     /// What the kernel lacks of the handed target, also before the backend has accepted that.
     backlog: Backlog,
+    /// The service ports of it that the kernel rejects.
+    rejected: BTreeSet<ServicePortKey>,
     /// The namespaces of the service ports that lack something of it; empty if there are many.
     unfinished_namespaces: BTreeSet<Arc<str>>,
     /// The service ports that cannot be programmed, and the health-check node ports that are not served.
@@ -95,6 +97,20 @@ impl Programmed {
     /// Nothing of a stored state is known to be programmed.
     pub(crate) fn unknown(stored: &NodeState) -> Self {
         Self { backlog: Backlog::unknown(stored), ..Self::default() }
+    }
+
+    /// The service ports that the kernel may have as they were: it lacks something of them, or rejects them.
+    pub(crate) fn outdated(&self) -> impl Iterator<Item = &ServicePortKey> {
+        self.backlog.service_ports.keys().chain(&self.rejected)
+    }
+
+    pub(crate) fn is_outdated(&self, key: &ServicePortKey) -> bool {
+        self.backlog.service_ports.contains_key(key) || self.rejected.contains(key)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn add_outdated(&mut self, service_ports: impl IntoIterator<Item = ServicePortKey>) {
+        self.backlog.service_ports.extend(service_ports.into_iter().map(|key| (key, Default::default())));
     }
 
     /// The backend has accepted a target.

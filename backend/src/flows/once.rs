@@ -1,11 +1,9 @@
 //! Single passes over the flows of the thread's network namespace, for tests and benchmarks.
 
-use std::{
-    iter,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use tokio::sync::watch;
 
 use super::{PendingFlows, resets, table::KernelFlowTable, udp};
 use crate::{Changes, Nat, NodeState, ServicePortState, dataplane::NodePortAddresses};
@@ -19,12 +17,8 @@ pub(crate) fn delete_stale_udp(state: &NodeState) -> Result<usize> {
 
 /// Deletes the half-open connections that a change misleads, without waiting for late answers. Returns their number.
 pub(crate) fn delete_half_open(before: &NodeState, after: &NodeState) -> Result<usize> {
-    let mut pending = PendingFlows::new(before.clone());
-    pending.confirmed();
-    let departed = before.diff(after).filter_map(|change| change.departed()).collect();
-    pending.committed(Some(departed), &Changes::between(before, after), after);
-    pending.prepare(after);
-    pending.programmed(false, iter::empty());
+    let mut pending = PendingFlows::new(before.clone(), watch::Sender::default().subscribe());
+    pending.handed(after, true);
     let Some(half_open) = pending.take_half_open() else { return Ok(0) };
     half_open.clean_up(&table(), &after.node().addresses, |_| true)
 }

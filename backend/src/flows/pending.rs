@@ -1,28 +1,31 @@
 //! What the follower and the programmer record, and what follows for the flows: from the difference of the states that
-//! are programmed one after the other, and from commits, which say what departed.
+//! are handed to the backend one after the other, and from commits, which say what departed.
 //!
 //! ```text
-//!   commit ─▶ departed ──────────────┬────────────────▶ Departed: absent for seconds ─▶ connections to be reset
-//!   state ─▶ diff to the one before ─┴─▶ changed ─ programmed ─▶ UDP is due, VIPs withdrawn, half_open ─▶ cleanup
+//!   commit ────────▶ Departed: absent for seconds ──┐                              ┌─▶ connections to be reset
+//!   handed state ──▶ half_open, withdrawn ──────────┼─ not outdated in the kernel ─┼─▶ half-open connections, and
+//!   call succeeds ─▶ is_udp_due ────────────────────┘                              └─▶ UDP flows to be deleted
 //! ```
 
-use std::{
-    collections::{BTreeSet, btree_map::Entry},
-    mem,
-    sync::Arc,
-    time::Instant,
-};
+use std::{collections::BTreeSet, mem, sync::Arc, time::Instant};
 
-use proto::model::{Endpoint, Protocol, ServicePortKey};
+use proto::{
+    model::{Endpoint, Protocol, ServicePortKey},
+    state::ServicePortChange,
+};
 use runtime::{Excess, failure::CountedLog};
+use tokio::sync::watch;
 use tracing::warn;
 
 use super::{
+    Recorded,
     half_open::{ChangedPorts, HalfOpenPorts, MAX_DEPARTED},
     resets::{Departed, Due},
     udp::{WithdrawnVips, lost_vips},
 };
-use crate::{Changes, DepartedEndpoints, NodeState, ServicePortState, ascending::ascending, dataplane::all_vips};
+use crate::{
+    Changes, DepartedEndpoints, NodeState, ServicePortState, backend::Work, dataplane::all_vips, sync::Programmed,
+};
 
 /// The most VIPs that were withdrawn and wait for a cleanup; the namespaces with the most give way. Flows to others
 /// stay until their clients end them.
@@ -31,7 +34,7 @@ const MAX_WITHDRAWN: usize = 65_536;
 /// How many of them remain when there were more, because not each further one may cost a pass over all of them.
 const KEPT_WITHDRAWN: usize = MAX_WITHDRAWN / 8 * 7;
 
-/// The most endpoints that departed and wait until that is programmed; the namespaces with the most give way. Half-open
+/// The most endpoints that departed and wait for a cleanup; the namespaces with the most give way. Half-open
 /// connections to others stay.
 const MAX_WAITING: usize = 16_384;
 
@@ -41,10 +44,10 @@ const MAX_WAITING: usize = 16_384;
 pub(crate) struct PendingFlows {
     /// The newest state, which is programmed or about to be.
     pub(super) state: NodeState,
-    /// The service ports that the kernel may still have as they were: those of UDP that changed, and those of TCP whose
-    /// change may mislead connections, with the endpoints that departed.
-    changed: ChangedPorts,
-    /// Those of TCP whose change is programmed.
+    /// What the kernel lacks of it. What concerns a service port that is outdated in the kernel waits.
+    kernel: watch::Receiver<Programmed>,
+    /// The TCP service ports whose half-open connections may be misled by a change, and are deleted when that is
+    /// programmed.
     half_open: ChangedPorts,
     /// The VIPs that UDP service ports have lost, and whose flows were not deleted yet.
     withdrawn: WithdrawnVips,
@@ -52,13 +55,14 @@ pub(crate) struct PendingFlows {
     overflows: CountedLog<Arc<str>>,
     /// The endpoints whose connections may have to be reset.
     pub(super) departed: Departed,
+    /// Whether the state handed last has other facts of the node.
     is_node_changed: bool,
     /// Whether UDP flows may be stale since the last cleanup.
     is_udp_due: bool,
     /// Changes with what UDP flows are compared with.
     udp_version: u64,
-    /// Whether a frontend has confirmed the state that is programmed. Until then no flow is touched: a state from the
-    /// file, or of a frontend that is behind, may lack endpoints that exist.
+    /// Whether a frontend has confirmed the state. Until then no flow is touched, because a state from the file, or of
+    /// a frontend that is behind, may lack endpoints that exist.
     pub(super) is_confirmed: bool,
 }
 
@@ -71,10 +75,10 @@ pub(super) struct UdpState {
 
 impl PendingFlows {
     /// `state`: what the kernel may have.
-    pub(super) fn new(state: NodeState) -> Self {
+    pub(super) fn new(state: NodeState, kernel: watch::Receiver<Programmed>) -> Self {
         Self {
             state,
-            changed: ChangedPorts::new(),
+            kernel,
             half_open: ChangedPorts::new(),
             withdrawn: WithdrawnVips::new(),
             overflows: CountedLog::default(),
@@ -86,7 +90,7 @@ impl PendingFlows {
         }
     }
 
-    // === what is recorded; each returns whether the thread may have something to do ===
+    // === what is recorded ===
 
     /// A commit, at a cost proportional to the change. `state` is the committed one. `departed`: the endpoints that
     /// left service ports; `None`: the commit before is not comparable, and what departed until then is not to be
@@ -96,36 +100,79 @@ impl PendingFlows {
         departed: Option<DepartedEndpoints>,
         changes: &Changes,
         state: &NodeState,
-    ) -> bool {
-        let next = self.next_reset();
-        let is_waiting = departed.as_ref().is_some_and(|departed| !departed.is_empty());
-        for (key, endpoints) in departed.iter().flatten() {
-            let waiting = self.changed.entry(key.clone()).or_default();
-            waiting.extend(endpoints.iter().map(|endpoint| Endpoint { terminating: false, ..*endpoint }));
-        }
-        for key in &changes.service_ports {
-            let Entry::Occupied(mut known) = self.changed.entry(key.clone()) else { continue };
-            let service = state.service_port(key);
-            known.get_mut().retain(|endpoint| service.is_some_and(|service| !service.has_endpoint(endpoint)));
-        }
+    ) -> Recorded {
+        let next_reset = self.next_reset();
         self.departed.committed(departed, changes, state, Instant::now());
-        if is_waiting {
-            self.limit_waiting();
-        }
-        !self.departed.revoked.is_empty() || self.next_reset() != next
+
+        let has_revoked = !self.departed.revoked.is_empty();
+        if has_revoked || self.next_reset() != next_reset { Recorded::Due } else { Recorded::NotDue }
     }
 
-    /// Forgets endpoints beyond [`MAX_WAITING`]. Their connections are not reset: it would not be known when their
-    /// departure is programmed.
-    fn limit_waiting(&mut self) {
-        let waiting = self.changed.iter().map(|(key, endpoints)| (key.namespace.clone(), endpoints.len()));
+    /// A state is handed to the backend, which is called next if it differs from the one before. `kernel` says already
+    /// that it lacks the difference. `is_confirmed`: a frontend has committed or confirmed the state.
+    pub(crate) fn handed(&mut self, state: &NodeState, is_confirmed: bool) -> Recorded {
+        let before = mem::replace(&mut self.state, state.clone());
+        self.is_node_changed = before.node() != state.node();
+        self.udp_version += u64::from(self.is_node_changed);
+
+        let mut departed = DepartedEndpoints::new();
+        for change in before.diff(state) {
+            match change.key.protocol {
+                Protocol::Udp => self.udp_changed(&change),
+                Protocol::Tcp => {
+                    // A connection may be older than a new VIP, and is not translated.
+                    if changes_vips(&change) {
+                        self.half_open.entry(change.key.clone()).or_default();
+                    }
+                    departed.extend(change.departed());
+                }
+                Protocol::Sctp => {}
+            }
+        }
+        self.add_half_open(departed);
+
+        let was_confirmed = mem::replace(&mut self.is_confirmed, is_confirmed);
+        if is_confirmed && !was_confirmed { Recorded::Due } else { Recorded::NotDue }
+    }
+
+    /// A call of the backend has succeeded. `tried`: the service ports that it has programmed, if `kernel` does not say
+    /// otherwise.
+    pub(crate) fn programmed<'a>(&mut self, work: Work, tried: impl Iterator<Item = &'a ServicePortKey>) -> Recorded {
+        let kernel = self.kernel.borrow();
+        for key in tried.filter(|key| !kernel.is_outdated(key)) {
+            self.is_udp_due |= key.protocol == Protocol::Udp;
+            if self.state.service_port(key).is_none() {
+                self.half_open.remove(key);
+            }
+        }
+
+        self.is_udp_due |= work == Work::Reconcile || self.is_node_changed;
+        // Also without a service port that is programmed: the call may have found that others are not.
+        self.udp_version += 1;
+        Recorded::Due
+    }
+
+    /// A UDP service port changes.
+    fn udp_changed(&mut self, change: &ServicePortChange<'_>) {
+        let lost = lost_vips(change).into_iter();
+        self.add_withdrawn(lost.map(|vip| (vip, change.key.clone())));
+        self.udp_version += 1;
+    }
+
+    /// Adds endpoints that departed, and forgets those beyond [`MAX_WAITING`].
+    pub(super) fn add_half_open(&mut self, departed: DepartedEndpoints) {
+        if departed.is_empty() {
+            return;
+        }
+        for (key, endpoints) in departed {
+            add_departed(&mut self.half_open, key, endpoints);
+        }
+
+        let waiting = self.half_open.iter().map(|(key, endpoints)| (key.namespace.clone(), endpoints.len()));
         let mut excess = Excess::beyond(MAX_WAITING, waiting);
         excess.owners().for_each(|namespace| self.log_overflow(namespace));
-
-        for (key, endpoints) in &mut self.changed {
-            for endpoint in endpoints.extract_if(.., |_| excess.take(&key.namespace)) {
-                self.departed.forget(key, &endpoint);
-            }
+        for (key, endpoints) in &mut self.half_open {
+            endpoints.retain(|_| !excess.take(&key.namespace));
         }
     }
 
@@ -150,78 +197,6 @@ impl PendingFlows {
         }
     }
 
-    /// The state that is about to be programmed, at a cost proportional to the change.
-    pub(crate) fn prepare(&mut self, state: &NodeState) -> bool {
-        let before = mem::replace(&mut self.state, state.clone());
-        self.is_node_changed = before.node() != state.node();
-        self.udp_version += u64::from(self.is_node_changed);
-        for change in before.diff(state) {
-            let key = change.key;
-            let vips = |service: &ServicePortState| all_vips(&service.port).collect::<Vec<_>>();
-            match key.protocol {
-                Protocol::Udp => {
-                    let lost = lost_vips(&change).into_iter().map(|vip| (vip, key.clone()));
-                    self.add_withdrawn(lost);
-                    self.udp_version += 1;
-                }
-                Protocol::Tcp if change.before.map(vips) != change.after.map(vips) => {}
-                _ => continue,
-            }
-            self.changed.entry(key.clone()).or_default();
-        }
-        false
-    }
-
-    /// A call has programmed what was recorded last, except for these service ports: some that cannot be, and some that
-    /// will be.
-    pub(crate) fn programmed<'a>(
-        &mut self,
-        is_reconcile: bool,
-        failed: impl Iterator<Item = &'a ServicePortKey>,
-    ) -> bool {
-        let Self { state, changed, half_open, .. } = self;
-        let failed: BTreeSet<_> = failed.collect();
-        // A large change has many transactions: each costs one pass over what is unfinished.
-        let mut is_failed = ascending(failed.iter().copied());
-        // Those that departed from a state that is not programmed yet are in this one.
-        let has_any = |key: &ServicePortKey, departed: &BTreeSet<Endpoint>| {
-            let service = state.service_port(key);
-            service.is_some_and(|service| departed.iter().any(|endpoint| service.has_endpoint(endpoint)))
-        };
-        let is_programmed =
-            |key: &ServicePortKey, departed: &mut BTreeSet<Endpoint>| !is_failed(key) && !has_any(key, departed);
-        self.is_udp_due |= is_reconcile || self.is_node_changed;
-        for (key, departed) in changed.extract_if(.., is_programmed) {
-            match key.protocol {
-                Protocol::Udp => {
-                    self.is_udp_due = true;
-                    self.udp_version += 1;
-                }
-                _ if state.service_port(&key).is_none() => {}
-                _ => add_departed(half_open, key, departed),
-            }
-        }
-        for key in failed.iter().copied().filter(|key| key.protocol == Protocol::Udp) {
-            if changed.insert(key.clone(), BTreeSet::new()).is_none() {
-                self.udp_version += 1;
-            }
-        }
-        self.is_confirmed
-    }
-
-    /// A frontend has confirmed the state, which is programmed.
-    pub(crate) fn confirmed(&mut self) -> bool {
-        let is_new = !mem::replace(&mut self.is_confirmed, true);
-        self.is_udp_due |= is_new;
-        is_new
-    }
-
-    /// The state is older than what was programmed before.
-    pub(crate) fn rolled_back(&mut self) -> bool {
-        self.is_confirmed = false;
-        false
-    }
-
     // === what follows ===
 
     /// Whether UDP flows may be stale.
@@ -231,7 +206,8 @@ impl PendingFlows {
 
     /// Whether a change that is programmed may mislead half-open connections.
     pub(super) fn is_half_open_due(&self) -> bool {
-        self.is_confirmed && self.half_open.keys().any(|key| !self.changed.contains_key(key))
+        let kernel = self.kernel.borrow();
+        self.is_confirmed && self.half_open.keys().any(|key| !kernel.is_outdated(key))
     }
 
     /// Takes the VIPs whose flows are to be deleted, if UDP flows may be stale. Those that are withdrawn meanwhile wait
@@ -241,8 +217,8 @@ impl PendingFlows {
             return None;
         }
         self.is_udp_due = false;
-        let Self { changed, withdrawn, .. } = self;
-        Some(withdrawn.extract_if(.., |_, key| !changed.contains_key(key)).collect())
+        let kernel = self.kernel.borrow();
+        Some(self.withdrawn.extract_if(.., |_, key| !kernel.is_outdated(key)).collect())
     }
 
     /// A cleanup with these VIPs has failed. Those that were withdrawn again meanwhile had another owner.
@@ -259,7 +235,8 @@ impl PendingFlows {
 
     /// What UDP flows are compared with now.
     pub(super) fn udp(&self) -> UdpState {
-        let except = self.changed.keys().filter(|key| key.protocol == Protocol::Udp).cloned();
+        let kernel = self.kernel.borrow();
+        let except = kernel.outdated().filter(|key| key.protocol == Protocol::Udp).cloned();
         UdpState { state: self.state.clone(), except: except.collect() }
     }
 
@@ -269,8 +246,8 @@ impl PendingFlows {
         if !self.is_half_open_due() {
             return None;
         }
-        let Self { changed, half_open, .. } = self;
-        let ports = half_open.extract_if(.., |key, _| !changed.contains_key(key)).collect();
+        let kernel = self.kernel.borrow();
+        let ports = self.half_open.extract_if(.., |key, _| !kernel.is_outdated(key)).collect();
         Some(HalfOpenPorts { ports, state: self.state.clone() })
     }
 
@@ -281,18 +258,28 @@ impl PendingFlows {
 
     /// When the next connections are due to be reset. None are while the kernel may lead clients to their endpoint.
     pub(super) fn next_reset(&self) -> Option<Instant> {
-        let next = || self.departed.next_due(|key| !self.changed.contains_key(key));
-        self.is_confirmed.then(next).flatten()
+        if !self.is_confirmed {
+            return None;
+        }
+        let kernel = self.kernel.borrow();
+        self.departed.next_due(|key| !kernel.is_outdated(key))
     }
 
     pub(super) fn due_resets(&mut self, now: Instant) -> Due {
-        self.departed.due(&self.state, |key| !self.changed.contains_key(key), now)
+        let kernel = self.kernel.borrow();
+        self.departed.due(&self.state, |key| !kernel.is_outdated(key), now)
     }
 
     /// Leaves out what is not due any more: all of it without a state that is confirmed.
     pub(super) fn retain_due(&self, due: &mut Due) {
         if self.is_confirmed { self.departed.retain_due(due) } else { due.ports.clear() }
     }
+}
+
+/// Whether a service port gets or loses a VIP.
+fn changes_vips(change: &ServicePortChange<'_>) -> bool {
+    let vips = |service: &ServicePortState| all_vips(&service.port).collect::<Vec<_>>();
+    change.before.map(vips) != change.after.map(vips)
 }
 
 /// Adds endpoints, up to [`MAX_DEPARTED`] of each service port.

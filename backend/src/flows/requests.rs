@@ -22,6 +22,13 @@ struct RequestState<U> {
     is_closed: bool,
 }
 
+/// Whether what was recorded gives the thread something to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recorded {
+    Due,
+    NotDue,
+}
+
 /// Why the thread does not wait any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
@@ -38,10 +45,10 @@ impl<U> Requests<U> {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Records something. Wakes the thread if that returns true.
-    pub(crate) fn record(&self, record: impl FnOnce(&mut U) -> bool) {
+    /// Records something. Wakes the thread if that is due.
+    pub(crate) fn record(&self, record: impl FnOnce(&mut U) -> Recorded) {
         let mut state = self.lock();
-        state.is_due |= record(&mut state.recorded);
+        state.is_due |= record(&mut state.recorded) == Recorded::Due;
         let is_due = state.is_due;
         drop(state);
         if is_due {

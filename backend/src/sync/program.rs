@@ -8,6 +8,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem,
     sync::Arc,
     time::Duration,
 };
@@ -26,13 +27,8 @@ use super::{
     reporter::{describe_unserved, log_failures},
 };
 use crate::{
-    Backend, Changes, Drift, SyncReport,
-    backend::Work,
-    drifts::Drifts,
-    flows::{Flows, PendingFlows},
-    health::HealthChecks,
-    observe::SYNC_FAILING,
-    replica::Origin,
+    Backend, Changes, Drift, SyncReport, backend::Work, drifts::Drifts, flows::Flows, health::HealthChecks,
+    observe::SYNC_FAILING, replica::Origin,
 };
 
 /// How long a frontend has to answer before the kernel is read for whether an earlier process has programmed it.
@@ -235,9 +231,6 @@ impl<B: Backend> Programmer<B> {
 
     /// Makes a target, which differs so, the one that the backend is called with.
     fn hand(&mut self, target: Target, changes: &Changes) {
-        if target.origin != Origin::Confirmed {
-            self.flows.record(PendingFlows::rolled_back);
-        }
         if !changes.is_empty() {
             // Another process is not the only reason for what the call writes.
             self.drifts.is_suspected = false;
@@ -248,15 +241,18 @@ impl<B: Backend> Programmer<B> {
             false
         });
         self.handed = target;
+
+        // After the backlog, because otherwise the changes of this state would count as programmed.
+        let is_confirmed = self.handed.origin == Origin::Confirmed;
+        self.flows.record(|pending| pending.handed(&self.handed.state, is_confirmed));
     }
 
     /// Lets the backend work on the handed target.
     async fn call(&mut self, work: Work, changes: &Changes) {
         let begun = Instant::now();
         self.reporter.begun(begun);
-        let state = &self.handed.state;
-        self.flows.record(|pending| pending.prepare(state));
 
+        let state = &self.handed.state;
         let result = match work {
             Work::Reconcile => self.backend.reconcile(state).await.context("reconcile"),
             Work::Apply => self.backend.apply(state, changes).await.context("apply"),
@@ -280,11 +276,19 @@ impl<B: Backend> Programmer<B> {
         }
 
         let handed = self.handed.clone();
+        let rejected = report.failures.iter().map(|failure| failure.key.clone()).collect();
+        let mut retried = BTreeSet::new();
         let mut entries = BTreeMap::new();
-        self.programmed.send_modify(|programmed| entries = programmed.backlog.reported(&handed, work, report));
+        self.programmed.send_modify(|programmed| {
+            retried = mem::replace(&mut programmed.rejected, rejected);
+            entries = programmed.backlog.reported(&handed, work, report);
+        });
         let completed: Vec<_> = entries.iter().map(|(key, entry)| entry.change(key, &handed.state)).collect();
 
-        self.forward(work, &completed);
+        // The kernel may accept without a change what it rejected before.
+        let tried = completed.iter().map(|change| change.key).chain(&retried);
+        self.flows.record(|pending| pending.programmed(work, tried));
+        self.publish_healthy(&completed);
         self.reporter.succeeded(B::NAME, &handed, work, &completed, report, took);
         self.publish();
     }
@@ -310,12 +314,9 @@ impl<B: Backend> Programmer<B> {
             || unusable.iter().any(|(family, _)| !left_out.contains(family))
     }
 
-    /// Lets flows and health-check node ports follow what a call has completed.
-    fn forward(&self, work: Work, completed: &[ServicePortChange<'_>]) {
+    /// Lets health-check node ports follow what a call has completed.
+    fn publish_healthy(&self, completed: &[ServicePortChange<'_>]) {
         let backlog = &self.programmed.borrow().backlog;
-        let lacking = self.rejected.iter().map(|failure| &failure.key).chain(backlog.service_ports.keys());
-        self.flows.record(|pending| pending.programmed(work == Work::Reconcile, lacking));
-
         // A load balancer sends connections to all ports of a node that it finds healthy.
         let whole = completed.iter().map(|change| change.key).filter(|key| !backlog.has_service_of(key));
         self.health.publish(&self.handed.state, whole);
@@ -333,11 +334,6 @@ impl<B: Backend> Programmer<B> {
         let degraded = describe_unserved(&self.reporter.progress.borrow());
         self.programmed.send_modify(|programmed| programmed.accepted(&self.handed, failures, degraded));
         self.reporter.programmed(&self.handed, &self.targets.borrow(), &self.programmed.borrow());
-
-        // The flows of those that are unfinished wait on their own.
-        if self.handed.origin == Origin::Confirmed {
-            self.flows.record(PendingFlows::confirmed);
-        }
     }
 
     /// Lets a repair follow drift.
@@ -354,8 +350,6 @@ impl<B: Backend> Programmer<B> {
 
 #[cfg(test)]
 mod tests {
-    use std::mem;
-
     use super::*;
     use crate::{
         NodeState,
@@ -368,15 +362,17 @@ mod tests {
         let target = Target { number: 1, origin, ..Target::stored(state, None, Origin::Stored) };
         let changes = Changes::between(&stored.state, &target.state);
         kernel.limit(1);
+        let programmed = watch::Sender::new(Programmed::unknown(&stored.state));
+        let flows = Flows::without_thread(stored.state.clone(), programmed.subscribe());
         let mut programmer = Programmer {
             backend: kernel.backend(),
             targets: watch::channel(target.clone()).1,
-            programmed: watch::Sender::new(Programmed::unknown(&stored.state)),
-            handed: stored.clone(),
+            programmed,
+            handed: stored,
             rejected: Vec::new(),
             schedule: Schedule::unknown(),
             drifts: Drifts::default(),
-            flows: Arc::new(Flows::without_thread(stored.state)),
+            flows: Arc::new(flows),
             health: HealthChecks::default(),
             reporter: Reporter::new(watch::Sender::default(), Arc::default(), None),
         };
@@ -425,6 +421,29 @@ mod tests {
         tokio::join!(programmer.call(Work::Apply, &changes), cleanup);
 
         assert!(flows.compares_udp(&key));
+        // Its end would wait for a thread.
+        mem::forget(programmer.flows);
+    }
+
+    /// The kernel may have what it rejects as it was, and accept it again without a change.
+    #[tokio::test]
+    async fn udp_flows_of_rejected_service_port_wait_until_it_is_accepted() {
+        let key = mk_key("default/dns/udp");
+        let state = mk_state().service("default/dns/udp", |dns| dns.cluster_ip("10.96.0.10")).build();
+        let kernel = FakeKernel::default();
+        kernel.reject(ServicePortFailure::rejected(key.clone(), "no memory"));
+        let mut programmer = programmer(&kernel, state, Origin::Confirmed).await;
+        assert!(programmer.flows.take_udp());
+        assert!(!programmer.flows.compares_udp(&key));
+
+        let unchanged = Changes::default();
+        programmer.call(Work::Apply, &unchanged).await;
+        assert!(!programmer.flows.take_udp());
+
+        kernel.accept(&key);
+        programmer.call(Work::Apply, &unchanged).await;
+        assert!(programmer.flows.take_udp());
+        assert!(programmer.flows.compares_udp(&key));
         // Its end would wait for a thread.
         mem::forget(programmer.flows);
     }

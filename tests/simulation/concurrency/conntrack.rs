@@ -22,7 +22,7 @@ mod primitives {
 #[path = "../../../backend/src/flows/requests.rs"]
 mod requests;
 
-use requests::{Requests, Wake};
+use requests::{Recorded, Requests, Wake};
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -50,10 +50,10 @@ fn last_cleanup_sees_the_last_change() {
                 is_due
             });
         };
-        record(1, false);
-        record(2, true);
+        record(1, Recorded::NotDue);
+        record(2, Recorded::Due);
         requests.wait_idle();
-        record(3, true);
+        record(3, Recorded::Due);
         requests.wait_idle();
         requests.close(LONG);
         assert_eq!(server.join().unwrap(), (2, vec![1, 2, 3]));
@@ -81,7 +81,7 @@ fn thread_that_is_closed_ends() {
         for change in [1, 2] {
             requests.record(|changes| {
                 changes.push(change);
-                true
+                Recorded::Due
             });
         }
         requests.close(LONG);

@@ -10,8 +10,7 @@ use proto::model::Protocol;
 
 use super::*;
 use crate::{
-    Changes,
-    flows::pending::PendingFlows,
+    flows::testing::TestFlows,
     testing::{ServiceBuilder, StateBuilder, mk_key, mk_state},
 };
 
@@ -97,30 +96,21 @@ fn web(endpoints: &'static [&'static str]) -> StateBuilder {
 
 /// What follows when these endpoints have departed from this service port, and that is programmed.
 fn programmed(state: &NodeState, key: &str, departed: &[&str]) -> Option<HalfOpenPorts> {
-    let mut pending = pending(state);
+    let mut pending = TestFlows::new(state);
     commit(&mut pending, key, departed);
     finish(&mut pending, &[])
 }
 
-/// A state that a frontend has confirmed.
-fn pending(state: &NodeState) -> PendingFlows {
-    let mut pending = PendingFlows::new(state.clone());
-    pending.confirmed();
-    pending
-}
-
-fn commit(pending: &mut PendingFlows, key: &str, departed: &[&str]) {
+fn commit(pending: &mut TestFlows, key: &str, departed: &[&str]) {
     let endpoint = |text: &&str| {
         let endpoint = endpoint_at(text.parse().unwrap()).unwrap();
         Endpoint { terminating: true, ..endpoint }
     };
-    let departed = [(mk_key(key), departed.iter().map(endpoint).collect())].into();
-    let state = pending.state.clone();
-    pending.committed(Some(departed), &Changes::default(), &state);
+    pending.add_half_open([(mk_key(key), departed.iter().map(endpoint).collect())].into());
 }
 
-fn finish(pending: &mut PendingFlows, failed: &[ServicePortKey]) -> Option<HalfOpenPorts> {
-    pending.programmed(false, failed.iter());
+fn finish(pending: &mut TestFlows, failed: &[ServicePortKey]) -> Option<HalfOpenPorts> {
+    pending.report(failed);
     pending.take_half_open()
 }
 
@@ -211,8 +201,11 @@ fn what_is_answered_meanwhile_is_kept() {
 #[test]
 fn only_programmed_changes_of_tcp_count() {
     let state = web(&[ONE]).service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10")).build();
-    let mut pending = pending(&state);
-    assert!(programmed(&state, "default/removed", &[GONE]).is_none());
+    let mut pending = TestFlows::new(&state);
+    let mut removed = TestFlows::new(&web(&[ONE, GONE]).build());
+    removed.hand(&state);
+    removed.hand(&mk_state().build());
+    assert!(finish(&mut removed, &[]).is_none());
     commit(&mut pending, "default/web", &[GONE]);
     assert!(finish(&mut pending, &[mk_key("default/web")]).is_none());
     let table = Table::default();
@@ -220,8 +213,8 @@ fn only_programmed_changes_of_tcp_count() {
     table.add("10.96.0.1:80", "10.244.1.3:8080");
     let mut before = mk_state().build();
     before.set_service_port(&mk_key("default/web"), state.service_port(&mk_key("default/web")).cloned());
-    let mut udp = self::pending(&before);
-    udp.prepare(&state);
+    let mut udp = TestFlows::new(&before);
+    udp.hand(&state);
     assert!(finish(&mut udp, &[]).is_none());
     let ports = finish(&mut pending, &[]).unwrap();
     assert!(finish(&mut pending, &[]).is_none(), "once");
@@ -247,7 +240,7 @@ fn what_is_remembered_and_deleted_has_a_bound() {
     let all: Vec<_> = (1..2 * MAX_DEPARTED).map(|port| format!("10.244.1.2:{port}")).collect();
     let all: Vec<_> = all.iter().map(String::as_str).collect();
     let state = web(&[ONE]).build();
-    let mut pending = pending(&state);
+    let mut pending = TestFlows::new(&state);
     commit(&mut pending, "default/web", &all);
     assert!(finish(&mut pending, &[mk_key("default/web")]).is_none());
     commit(&mut pending, "default/web", &[GONE]);
@@ -260,7 +253,7 @@ fn what_is_remembered_and_deleted_has_a_bound() {
         state.service(&format!("ns-{n}/web"), |web| web.port(80).cluster_ip(other(n).trim_end_matches(":80")))
     });
     let state = state.build();
-    let mut pending = self::pending(&state);
+    let mut pending = TestFlows::new(&state);
     pending.put_back_half_open(ports.ports);
     (1..namespaces).for_each(|n| commit(&mut pending, &format!("ns-{n}/web"), &["10.244.1.2:7"]));
     let ports = finish(&mut pending, &[]).unwrap();
@@ -277,26 +270,23 @@ fn what_is_remembered_and_deleted_has_a_bound() {
 
 #[test]
 fn endpoints_that_return_have_not_departed() {
-    let mut pending = pending(&web(&[ONE]).build());
+    let mut pending = TestFlows::new(&web(&[ONE]).build());
     commit(&mut pending, "default/web", &[GONE]);
     let table = Table::default();
     table.add("10.96.0.1:80", GONE);
     let returned = web(&[ONE, GONE]).build();
     let ports = finish(&mut pending, &[]).unwrap();
     pending.put_back_half_open(ports.ports);
-    pending.prepare(&returned);
-    assert_eq!(pass(&pending.take_half_open().unwrap(), &returned, &table), [0; 0]);
+    pending.hand(&returned);
+    assert_eq!(pass(&finish(&mut pending, &[]).unwrap(), &returned, &table), [0; 0]);
 }
 
 /// Most changes add endpoints, or let some terminate that keep their flows.
 #[test]
 fn changes_that_mislead_no_connection_list_none() {
-    let mut pending = pending(&mk_state().build());
+    let mut pending = TestFlows::new(&mk_state().build());
     let mut lists = |after: NodeState, failed: &[ServicePortKey]| {
-        let before = pending.state.clone();
-        let departed = before.diff(&after).filter_map(|change| change.departed()).collect();
-        pending.committed(Some(departed), &Changes::between(&before, &after), &after);
-        pending.prepare(&after);
+        pending.hand(&after);
         finish(&mut pending, failed).is_some()
     };
     let (one, two) = (|| web(&[ONE]).build(), || web(&[ONE, GONE]).build());

@@ -1,12 +1,13 @@
 //! What follows from commits and what is programmed, in any order.
 
-use std::{iter, net::Ipv4Addr, time::Duration};
+use std::{net::Ipv4Addr, time::Duration};
 
 use proto::model::IpFamily;
 
 use super::*;
 use crate::{
     dataplane::Vip,
+    flows::testing::TestFlows,
     testing::{mk_key, mk_state},
 };
 
@@ -23,39 +24,38 @@ fn web(endpoints: &[&str]) -> NodeState {
 }
 
 /// Records the commit after the newest one.
-fn commit(pending: &mut PendingFlows, before: &NodeState, state: &NodeState) -> bool {
+fn commit(pending: &mut PendingFlows, before: &NodeState, state: &NodeState) -> Recorded {
     let departed = before.diff(state).filter_map(|change| change.departed()).collect();
     pending.committed(Some(departed), &Changes::between(before, state), state)
-}
-
-fn programmed(pending: &mut PendingFlows) -> bool {
-    pending.programmed(false, iter::empty())
 }
 
 #[test]
 fn nothing_is_reset_before_the_departure_is_programmed_and_confirmed() {
     let (both, one) = (web(&[ONE, GONE]), web(&[ONE]));
-    let mut pending = PendingFlows::new(both.clone());
-    assert!(!commit(&mut pending, &both, &one), "not confirmed");
-    pending.prepare(&one);
-    assert!(!programmed(&mut pending) && pending.next_reset().is_none());
-    assert!(pending.confirmed() && pending.next_reset().is_some());
+    let mut pending = TestFlows::new(&both);
+    pending.set_confirmed(false);
+    assert_eq!(commit(&mut pending, &both, &one), Recorded::NotDue, "not confirmed");
+    pending.hand(&one);
+    pending.report(&[]);
+    assert_eq!(pending.next_reset(), None);
+    assert_eq!(pending.set_confirmed(true), Recorded::Due);
+    assert!(pending.next_reset().is_some());
     let mut due = pending.due_resets(Instant::now() + Duration::from_secs(10));
     pending.retain_due(&mut due);
     assert_eq!(due.ports[0].open.len(), 1);
-    pending.rolled_back();
+    pending.set_confirmed(false);
     pending.retain_due(&mut due);
     assert!(pending.next_reset().is_none() && due.ports.is_empty());
 
-    let mut pending = PendingFlows::new(both.clone());
-    pending.confirmed();
+    let mut pending = TestFlows::new(&both);
     commit(&mut pending, &both, &one);
+    assert!(pending.due_resets(Instant::now() + Duration::from_secs(10)).ports.is_empty(), "not handed");
+    pending.hand(&one);
     assert!(pending.next_reset().is_none(), "not programmed");
-    pending.prepare(&one);
-    pending.programmed(false, [mk_key("default/web")].iter());
+    pending.report(&[mk_key("default/web")]);
     assert!(pending.next_reset().is_none(), "rejected");
     assert!(pending.take_half_open().is_none(), "rejected");
-    pending.programmed(false, [mk_key("default/other")].iter());
+    pending.report(&[mk_key("default/other")]);
     assert!(pending.next_reset().is_some(), "although others are not programmed yet");
     assert!(pending.take_half_open().is_some());
 }
@@ -64,16 +64,17 @@ fn nothing_is_reset_before_the_departure_is_programmed_and_confirmed() {
 #[test]
 fn a_departure_is_programmed_with_the_state_that_lacks_the_endpoint() {
     let (none, both, one) = (mk_state().build(), web(&[ONE, GONE]), web(&[ONE]));
-    let mut pending = PendingFlows::new(none.clone());
-    pending.confirmed();
+    let mut pending = TestFlows::new(&none);
     commit(&mut pending, &none, &both);
-    pending.prepare(&both);
+    pending.hand(&both);
     commit(&mut pending, &both, &one);
-    programmed(&mut pending);
-    assert!(pending.take_half_open().is_none() && pending.next_reset().is_none());
-    pending.prepare(&one);
-    programmed(&mut pending);
-    assert!(pending.next_reset().is_some());
+    pending.report(&[]);
+    assert!(pending.take_half_open().is_none_or(|half_open| half_open.ports[&mk_key("default/web")].is_empty()));
+    let in_10_s = Instant::now() + Duration::from_secs(10);
+    assert!(pending.due_resets(in_10_s).ports.is_empty());
+    pending.hand(&one);
+    pending.report(&[]);
+    assert_eq!(pending.due_resets(in_10_s).ports.len(), 1);
     let half_open = pending.take_half_open().unwrap();
     assert_eq!(half_open.ports[&mk_key("default/web")].len(), 1);
     assert!(pending.take_half_open().is_none(), "once");
@@ -82,66 +83,40 @@ fn a_departure_is_programmed_with_the_state_that_lacks_the_endpoint() {
 #[test]
 fn an_endpoint_that_returns_before_it_is_programmed_has_not_departed() {
     let (both, one) = (web(&[ONE, GONE]), web(&[ONE]));
-    let mut pending = PendingFlows::new(both.clone());
-    pending.confirmed();
+    let mut pending = TestFlows::new(&both);
     commit(&mut pending, &both, &one);
     commit(&mut pending, &one, &both);
-    pending.prepare(&both);
-    programmed(&mut pending);
+    pending.hand(&both);
+    pending.report(&[]);
     assert!(pending.next_reset().is_none());
-    assert!(pending.take_half_open().is_none_or(|half_open| half_open.ports[&mk_key("default/web")].is_empty()));
+    assert!(pending.take_half_open().is_none());
 }
 
 /// The kernel may hang.
 #[test]
 fn what_waits_until_it_is_programmed_has_a_bound() {
-    let mut pending = PendingFlows::new(mk_state().build());
+    let mut pending = TestFlows::new(&mk_state().build());
     let endpoint = |port: u16| Endpoint::new("10.244.1.2".parse().unwrap(), port.try_into().unwrap());
     let all: Vec<_> = (1..=1024).map(endpoint).collect();
     for n in 0..64 {
-        let departed = [(mk_key(&format!("ns-{n}/web")), all.clone())].into();
-        let state = pending.state.clone();
-        pending.committed(Some(departed), &Changes::default(), &state);
+        pending.add_half_open([(mk_key(&format!("ns-{n}/web")), all.clone())].into());
     }
-    assert_eq!(pending.changed.values().map(BTreeSet::len).sum::<usize>(), MAX_WAITING);
-
-    // Of what gives way nothing is reset: it would not be known when it is programmed.
-    let all: Vec<_> = (1..=1024).map(|port| format!("10.244.1.2:{port}")).collect();
-    let all: Vec<_> = all.iter().map(String::as_str).collect();
-    let state = |is_gone: bool| {
-        let state = mk_state().service("default/web", |web| {
-            let web = web.port(80).cluster_ip("10.96.0.1").endpoints([ONE]);
-            if is_gone { web.gone_endpoints(all.clone()) } else { web.endpoints(all.clone()) }
-        });
-        state.build()
-    };
-    let (before, after) = (state(false), state(true));
-    pending.committed(None, &Changes::default(), &before);
-    commit(&mut pending, &before, &after);
-    pending.prepare(&after);
-    programmed(&mut pending);
-    pending.confirmed();
-    let due = pending.due_resets(Instant::now() + Duration::from_secs(10));
-    assert_eq!(due.ports[0].open.len(), MAX_WAITING / 65);
+    assert_eq!(pending.half_open.values().map(BTreeSet::len).sum::<usize>(), MAX_WAITING);
 }
 
 /// The Services of a tenant change all the time, and are not programmed yet.
 #[test]
 fn namespaces_with_many_departed_endpoints_leave_room_to_others() {
     let (both, one) = (web(&[ONE, GONE]), web(&[ONE]));
-    let mut pending = PendingFlows::new(both.clone());
-    pending.confirmed();
+    let mut pending = TestFlows::new(&both);
     let endpoint = |port: u16| Endpoint::new("10.244.1.2".parse().unwrap(), port.try_into().unwrap());
     let all: Vec<_> = (1..=1024).map(endpoint).collect();
     for n in 0..64 {
-        let departed = [(mk_key(&format!("evil-{}/web-{n}", n % 4)), all.clone())].into();
-        pending.committed(Some(departed), &Changes::default(), &both);
+        pending.add_half_open([(mk_key(&format!("evil-{}/web-{n}", n % 4)), all.clone())].into());
     }
-    assert_eq!(pending.changed.values().map(BTreeSet::len).sum::<usize>(), MAX_WAITING);
-    commit(&mut pending, &both, &one);
-    pending.prepare(&one);
-    programmed(&mut pending);
-    assert!(pending.next_reset().is_some());
+    assert_eq!(pending.half_open.values().map(BTreeSet::len).sum::<usize>(), MAX_WAITING);
+    pending.hand(&one);
+    pending.report(&[]);
     assert_eq!(pending.take_half_open().unwrap().ports[&mk_key("default/web")].len(), 1);
     assert_eq!(pending.overflows.record("evil-0".into()), None, "it has a line");
     assert_eq!(pending.overflows.record("default".into()), Some(1));
@@ -162,14 +137,13 @@ fn namespaces_with_many_withdrawn_vips_leave_room_to_others() {
     };
     let none = mk_state().build();
     let dns = mk_state().service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10")).build();
-    let mut pending = PendingFlows::new(dns);
-    pending.confirmed();
+    let mut pending = TestFlows::new(&dns);
     (0..NAMESPACES).for_each(|namespace| pending.add_withdrawn(vips(namespace)));
     assert!(pending.withdrawn.len() < MAX_WITHDRAWN);
     // The victim's Service is deleted, while those of the tenant are not programmed.
-    pending.prepare(&none);
+    pending.hand(&none);
     let unfinished: Vec<_> = (0..NAMESPACES).map(evil).collect();
-    pending.programmed(false, unfinished.iter());
+    pending.report(&unfinished);
     let taken = pending.take_udp().unwrap();
     assert_eq!(taken.values().collect::<Vec<_>>(), [&mk_key("default/dns/udp")]);
     // Nor does a cleanup that fails forget it.
@@ -182,7 +156,7 @@ fn namespaces_with_many_withdrawn_vips_leave_room_to_others() {
     let first = |pending: &PendingFlows| pending.withdrawn.values().filter(|key| **key == evil(0)).count();
     let share = first(&pending);
     assert_eq!(share, KEPT_WITHDRAWN / usize::from(NAMESPACES));
-    programmed(&mut pending);
+    pending.report(&[]);
     assert!(pending.take_udp().unwrap().len() > share && pending.withdrawn.is_empty());
     (0..2).for_each(|_| pending.add_withdrawn(vips(0)));
     assert_eq!(first(&pending), MAX_WITHDRAWN);
@@ -193,15 +167,14 @@ fn namespaces_with_many_withdrawn_vips_leave_room_to_others() {
 fn a_vip_that_is_withdrawn_again_belongs_to_its_last_owner() {
     let dns = |name| mk_state().service(name, |dns| dns.port(53).cluster_ip("10.96.0.10")).build();
     let (none, first, second) = (mk_state().build(), dns("default/a/udp"), dns("default/b/udp"));
-    let mut pending = PendingFlows::new(first);
-    pending.confirmed();
-    pending.prepare(&none);
-    programmed(&mut pending);
+    let mut pending = TestFlows::new(&first);
+    pending.hand(&none);
+    pending.report(&[]);
     let taken = pending.take_udp().unwrap();
-    pending.prepare(&second);
-    pending.prepare(&none);
+    pending.hand(&second);
+    pending.hand(&none);
     pending.put_back_udp(taken);
     assert!(pending.take_udp().unwrap().is_empty(), "its loss is not programmed");
-    programmed(&mut pending);
+    pending.report(&[]);
     assert_eq!(pending.take_udp().unwrap().into_values().collect::<Vec<_>>(), [mk_key("default/b/udp")]);
 }

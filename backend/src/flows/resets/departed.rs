@@ -66,7 +66,7 @@ pub(in crate::flows) struct Due {
 /// A service port with the number of connections to each of its endpoints that are due.
 #[derive(Debug)]
 pub(in crate::flows) struct DuePort {
-    key: ServicePortKey,
+    pub(in crate::flows) key: ServicePortKey,
     pub(in crate::flows) open: BTreeMap<Endpoint, usize>,
 }
 
@@ -117,13 +117,6 @@ impl Departed {
         });
     }
 
-    /// Forgets an endpoint, whose connections are not to be reset.
-    pub(in crate::flows) fn forget(&mut self, key: &ServicePortKey, endpoint: &Endpoint) {
-        if let Some(endpoints) = self.service_ports.get_mut(key) {
-            endpoints.remove(endpoint);
-        }
-    }
-
     /// Compares what departed from a service port with its state.
     fn update(&mut self, key: &ServicePortKey, service: Option<&ServicePortState>, now: Instant) {
         let Some(endpoints) = self.service_ports.get_mut(key) else { return };
@@ -163,7 +156,7 @@ impl Departed {
         programmed.flat_map(|(_, endpoints)| endpoints.values()).filter_map(|departure| departure.due).min()
     }
 
-    /// What is due now, of service ports that are programmed as in this state.
+    /// What is due now, of service ports that are programmed as in this state, which may be older than a departure.
     pub(in crate::flows) fn due(
         &mut self,
         state: &NodeState,
@@ -174,9 +167,13 @@ impl Departed {
         let vips = FlowVips::at(&state.node().addresses);
         let mut due = Due { vips, ports: Vec::new(), state: state.clone(), at: now };
         for (key, endpoints) in self.service_ports.iter().filter(|(key, _)| is_programmed(key)) {
+            let Some(service) = state.service_port(key) else { continue };
             let endpoints = endpoints.iter().filter(|(_, departure)| departure.is_due(now));
-            let open: BTreeMap<_, _> = endpoints.map(|(endpoint, _)| (*endpoint, 0)).collect();
-            let Some(service) = state.service_port(key).filter(|_| !open.is_empty()) else { continue };
+            let departed = endpoints.filter(|(endpoint, _)| !service.has_endpoint(endpoint));
+            let open: BTreeMap<_, _> = departed.map(|(endpoint, _)| (*endpoint, 0)).collect();
+            if open.is_empty() {
+                continue;
+            }
             for family in IpFamily::ALL {
                 if open.keys().any(|endpoint| IpFamily::of(&endpoint.address) == family) {
                     due.vips[family].add(vips_of(service, family), &due.ports.len());

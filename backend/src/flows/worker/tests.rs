@@ -14,14 +14,16 @@ use netlink::{
     conntrack::{ConntrackZone, DELETIONS_PER_SEND, Flow, Tuple},
     testing::in_netns,
 };
-use proto::model::{IpFamily, Protocol, ServicePortFailure};
+use proto::model::{IpFamily, Protocol, ServicePortFailure, ServicePortKey};
 
 use super::*;
 use crate::{
     Changes, Nat, NodeState,
+    backend::Work,
     flows::{
         ConntrackCleanup, Flows,
         table::KernelFlowTable,
+        testing::TestKernel,
         udp::{FLOWS_PER_SLICE, WithdrawnVips},
     },
     testing::{StateBuilder, mk_key, mk_state},
@@ -78,6 +80,7 @@ fn of_kernel() -> KernelFlowTable {
 /// The thread with the progress that it reports.
 struct Fixture {
     flows: Flows,
+    kernel: TestKernel,
     progress: watch::Sender<Progress>,
 }
 
@@ -92,13 +95,15 @@ impl Fixture {
     }
 
     fn serving(addresses: NodePortAddresses, mode: ConntrackCleanup, table: impl FlowTable, state: NodeState) -> Self {
+        let kernel = TestKernel::default();
+        let programmed = kernel.0.subscribe();
         let progress = watch::Sender::<Progress>::default();
         let flows = match mode {
             ConntrackCleanup::Disabled => {
-                Flows::start(mode, Nat::Netfilter, addresses, state, progress.clone(), Arc::default())
+                Flows::start(mode, Nat::Netfilter, addresses, state, programmed, progress.clone(), Arc::default())
             }
             ConntrackCleanup::Enabled => Flows::spawn(Worker {
-                requests: Arc::new(Requests::new(PendingFlows::new(state))),
+                requests: Arc::new(Requests::new(PendingFlows::new(state, programmed))),
                 table,
                 nodeport_addresses: addresses,
                 rejecter: Rejecter::new(Nat::Netfilter),
@@ -108,11 +113,9 @@ impl Fixture {
                 lines: TokenBucket::full(tokio::time::Instant::now()),
             }),
         };
-        flows.record(|pending| {
-            pending.is_confirmed = true;
-            false
-        });
-        Self { flows, progress }
+        let fixture = Self { flows, kernel, progress };
+        fixture.set_confirmed(true);
+        fixture
     }
 
     fn of_kernel() -> Self {
@@ -144,15 +147,27 @@ impl Fixture {
         let before = requests.with(|pending| pending.state.clone());
         let departed = before.diff(state).filter_map(|change| change.departed()).collect();
         self.flows.record(|pending| pending.committed(Some(departed), &Changes::between(&before, state), state));
-        self.flows.record(|pending| pending.prepare(state));
-        let failed = failures.iter().map(|failure| &failure.key);
-        self.flows.record(|pending| pending.programmed(is_reconcile, failed));
+        let failed: Vec<_> = failures.iter().map(|failure| failure.key.clone()).collect();
+        self.call(is_reconcile, state, &failed);
     }
 
     /// What the programmer does.
     fn begin(&mut self, is_reconcile: bool, state: &NodeState) {
-        self.flows.record(|pending| pending.prepare(state));
-        self.flows.record(|pending| pending.programmed(is_reconcile, std::iter::empty()));
+        self.call(is_reconcile, state, &[]);
+    }
+
+    fn call(&self, is_reconcile: bool, state: &NodeState, failed: &[ServicePortKey]) {
+        let work = if is_reconcile { Work::Reconcile } else { Work::Apply };
+        self.flows.record(|pending| self.kernel.hand(pending, state));
+        self.flows.record(|pending| self.kernel.report(pending, work, failed));
+    }
+
+    /// Whether a frontend has confirmed the state is known without a call.
+    fn set_confirmed(&self, is_confirmed: bool) {
+        self.flows.record(|pending| {
+            let state = pending.state.clone();
+            pending.handed(&state, is_confirmed)
+        });
     }
 
     fn deleted_flows(&self) -> u64 {
@@ -245,11 +260,11 @@ fn no_flow_is_deleted_before_a_frontend_confirms_the_state() {
     in_netns(|| {
         insert_all();
         let mut fixture = Fixture::of_kernel();
-        fixture.flows.record(PendingFlows::rolled_back);
+        fixture.set_confirmed(false);
         fixture.reconcile(&dns(), &[]);
         assert_eq!(fixture.deleted_flows(), 0);
         for _ in 0..2 {
-            fixture.flows.record(PendingFlows::confirmed);
+            fixture.set_confirmed(true);
             fixture.requests().wait_idle();
             assert_eq!((client_ports(), fixture.deleted_flows()), ([1, 5, 6, 7].into(), 4));
         }
@@ -371,11 +386,11 @@ fn a_vip_is_withdrawn_when_that_is_programmed_and_confirmed() {
         let all: BTreeSet<_> = (1..=5).collect();
         fixture.apply(&exposed("198.51.100.2"), &[failure]);
         assert_eq!(client_ports(), all, "not programmed");
-        fixture.flows.record(PendingFlows::rolled_back);
+        fixture.set_confirmed(false);
         fixture.requests().with(|pending| pending.put_back_udp(WithdrawnVips::new()));
         fixture.reconcile(&exposed("198.51.100.2"), &[]);
         assert_eq!(client_ports(), all, "not confirmed");
-        fixture.flows.record(PendingFlows::confirmed);
+        fixture.set_confirmed(true);
         fixture.requests().wait_idle();
         assert_eq!(client_ports(), [1, 3, 4, 5].into());
     });
@@ -409,10 +424,10 @@ fn half_open_connections_are_deleted_when_the_change_is_programmed_and_confirmed
         let mut fixture = Fixture::from(ConntrackCleanup::Enabled, of_kernel(), both.clone());
         fixture.apply(&both, &[]);
         assert_eq!(client_ports(), [1, 2, 3, 4].into(), "no change");
-        fixture.flows.record(PendingFlows::rolled_back);
+        fixture.set_confirmed(false);
         fixture.apply(&web(&["10.244.1.1:80"]), &[]);
         assert_eq!(client_ports(), [1, 2, 3, 4].into(), "not confirmed");
-        fixture.flows.record(PendingFlows::confirmed);
+        fixture.set_confirmed(true);
         fixture.requests().wait_idle();
         assert_eq!(client_ports(), [2, 3].into());
         assert_eq!(fixture.deleted_flows(), 0, "of UDP");
@@ -693,7 +708,7 @@ fn flow_to_an_endpoint_that_is_being_programmed_is_not_stale() {
     fixture.begin(true, &dns_at("10.244.1.1:53"));
     until(|| record.lock().unwrap().0 == 1);
     // The endpoint of the flows is added while the dump runs, and is not programmed yet.
-    fixture.flows.record(|pending| pending.prepare(&dns_at("10.244.1.9:53")));
+    fixture.flows.record(|pending| fixture.kernel.hand(pending, &dns_at("10.244.1.9:53")));
     permit.send(()).unwrap();
     fixture.requests().wait_idle();
     assert_eq!(record.lock().unwrap().1, [0; 0]);
@@ -706,12 +721,12 @@ fn a_cleanup_that_runs_when_the_state_is_rolled_back_deletes_nothing() {
         let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
         fixture.begin(true, &dns_at("10.244.1.1:53"));
         until(|| record.lock().unwrap().0 == 1);
-        fixture.flows.record(PendingFlows::rolled_back);
+        fixture.set_confirmed(false);
         permit.send(()).unwrap();
         fixture.requests().wait_idle();
         assert_eq!(record.lock().unwrap().1, [0; 0]);
         permit.send(()).unwrap();
-        fixture.flows.record(PendingFlows::confirmed);
+        fixture.set_confirmed(true);
         fixture.requests().wait_idle();
         assert_eq!(record.lock().unwrap().1, [1, 2, 3]);
     });
