@@ -1,5 +1,7 @@
 //! What follows from commits and what is programmed, in any order.
 
+mod histories;
+
 use std::{net::Ipv4Addr, time::Duration};
 
 use proto::model::IpFamily;
