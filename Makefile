@@ -122,7 +122,7 @@ advisories: ### download the RustSec database, which `make lint` uses from then 
 	@.ci/setup lint
 	@.ci/deny fetch
 
-test-shared: ### the conformance cases that `make test` runs with nftables only, with both variants of iptables
+test-shared: ### the conformance cases that `make test` leaves to other backends, with both variants of iptables
 	@.ci/setup test
 	$(ROOT) cargo nextest run --cargo-quiet --locked -p fairlead --test e2e --run-ignored only iptables::
 

@@ -29,17 +29,19 @@ pub mod udp_flows;
 
 mod expect;
 
-/// Defines a test for each case: `conformance!(Backend::Nft)` of all, `conformance!(gate Backend::IptablesNft)` with
-/// `#[ignore]` at those that `make test` leaves to `make nightly`. With `list` it returns all cases, for a test that
-/// runs them in a guest.
+/// Defines a test for each case: `conformance!(Backend::Nft)` of all, `conformance!(gate Backend::IptablesNft)` and
+/// `conformance!(unmarked Backend::IptablesLegacy)` with `#[ignore]` at those that `make test` leaves to `make
+/// nightly`. With `list` it returns all cases, for a test that runs them in a guest.
 ///
 /// A case whose code and rules are the same in all backends runs with nftables only: a fault in another backend that
 /// this case would find, a case without a mark finds too.
 ///
 /// - Without a mark `make test` runs it with all backends: it is about objects that each backend computes or writes
 ///   with code of its own.
-/// - With `rules` it runs with nftables and both variants of iptables: it is about rules of netfilter, conntrack, or
-///   settings, which a packet meets before or after IPVS.
+/// - With `rules` it runs with nftables and iptables-nft. It is about rules of netfilter, conntrack, or settings, which
+///   a packet meets before or after IPVS, or about a kind of VIP for which IPVS has no code of its own. The rules of
+///   both variants of iptables are the same text; what writes and reads them, cases without a mark test with
+///   iptables-legacy.
 /// - With `shared` it runs with nftables: it is about what the frontend decides, the stream, the state file, the
 ///   command line, or listeners of the process; or another kind of VIP with the same detection of local traffic.
 #[macro_export]
@@ -50,6 +52,9 @@ macro_rules! conformance {
     (gate $backend:expr) => {
         $crate::conformance! { @all gate $backend }
     };
+    (unmarked $backend:expr) => {
+        $crate::conformance! { @all unmarked $backend }
+    };
     ($backend:expr) => {
         $crate::conformance! { @all tests $backend }
     };
@@ -57,6 +62,7 @@ macro_rules! conformance {
         $crate::conformance! { @$what @modules $backend;
             packets {
                 cluster_ip,
+                #[rules]
                 external_ip,
                 load_balancer_ip,
                 node_port,
@@ -343,6 +349,13 @@ macro_rules! conformance {
     (@test gate [shared] $module:ident $case:ident $backend:expr) => {
         #[test]
         #[ignore = "the same as with nftables: `make nightly` runs it"]
+        fn $case() {
+            $crate::cases::$module::$case($backend);
+        }
+    };
+    (@test unmarked [$scope:ident] $module:ident $case:ident $backend:expr) => {
+        #[test]
+        #[ignore = "the same as with another backend: `make nightly` runs it"]
         fn $case() {
             $crate::cases::$module::$case($backend);
         }

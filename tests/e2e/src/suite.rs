@@ -28,7 +28,7 @@ pub struct Case {
 pub enum Scope {
     /// All.
     All,
-    /// All but IPVS.
+    /// nftables and iptables-nft.
     Rules,
     /// nftables.
     Shared,
