@@ -50,13 +50,20 @@ fn without_opening(dir: &Path) -> Result<Vec<String>> {
 /// Files below `src/` that no line `mod NAME;` or path in an attribute or `include!` names.
 fn orphans(dir: &Path) -> Result<Vec<String>> {
     let files = rust_files(dir)?;
-    let code = files.iter().map(fs::read_to_string).collect::<Result<Vec<_>, _>>()?.join("\n");
+    let mut named = String::new();
+    for path in &files {
+        let code = fs::read_to_string(path)?;
+        let lines = code.lines().filter(|line| line.contains("mod ") || line.contains(".rs\""));
+        lines.for_each(|line| named.extend([line, "\n"]));
+    }
+
     let is_named = |path: &Path| {
         let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
         ["lib", "main"].contains(&name)
-            || code.contains(&format!("mod {name};"))
-            || code.contains(&format!("/{name}.rs\""))
+            || named.contains(&format!("mod {name};"))
+            || named.contains(&format!("/{name}.rs\""))
     };
+
     Ok(files
         .iter()
         .filter(|path| path.iter().any(|part| part == "src") && !path.iter().any(|part| part == "bin"))
