@@ -127,6 +127,13 @@ pub(crate) struct NodeRecord {
     has_addresses: Option<bool>,
 }
 
+/// The parts of a stream's status that the sums over all nodes depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Counted {
+    programmed: Revision,
+    is_failing: bool,
+}
+
 /// Removes the stream when it is dropped.
 #[derive(Debug)]
 pub(crate) struct StreamGuard {
@@ -155,6 +162,10 @@ impl StreamStatus {
     pub(crate) fn failing_for(&self, services: &BTreeSet<ObjectName>) -> Option<Duration> {
         let since = services.iter().filter_map(|service| self.failing_services.get(service));
         since.map(Instant::elapsed).min()
+    }
+
+    fn counted(&self) -> Counted {
+        Counted { programmed: self.programmed, is_failing: !self.failures.is_empty() }
     }
 
     /// Whether the client makes no progress: its node is like one that is not connected.
@@ -409,9 +420,22 @@ impl Fleet {
         id
     }
 
+    /// Changes the status of a stream. Most changes of a message concern nothing that is counted, and cost no look-up
+    /// by name.
     fn change<T>(&mut self, id: u64, change: impl FnOnce(&mut StreamStatus) -> T) -> Option<T> {
-        let node = self.streams.get(&id)?.node.clone();
-        self.recount(&node, |fleet| fleet.streams.get_mut(&id).map(change))
+        let status = self.streams.get_mut(&id)?;
+        let before = status.counted();
+
+        let result = change(status);
+
+        if status.counted() != before {
+            let node = status.node.clone();
+            if self.backends.get(&node).and_then(BTreeSet::last) == Some(&id) {
+                self.uncount(&node, before.programmed);
+                self.count(&node);
+            }
+        }
+        Some(result)
     }
 
     fn remove(&mut self, id: u64) {
@@ -483,33 +507,38 @@ impl Fleet {
     /// Changes what concerns a node, and updates the sums over all nodes.
     fn recount<T>(&mut self, node: &Arc<str>, change: impl FnOnce(&mut Self) -> T) -> T {
         if let Some(programmed) = self.current(node).map(|status| status.programmed) {
-            let entry = (programmed, node.clone());
-            self.programmed.remove(&entry);
-            self.unlisted.remove(&entry);
-            if self.nodes.contains_key(node) {
-                self.connected.remove(node);
-            }
+            self.uncount(node, programmed);
         }
-
         let result = change(self);
+        self.count(node);
+        result
+    }
 
-        let current = self.current(node).map(|status| (status.programmed, status.failures.is_empty()));
-        let Some((programmed, has_no_failures)) = current else {
-            self.failing.remove(node);
-            return result;
-        };
-        let lacks_node = self.lacks_node(node);
-        let counted = if lacks_node { &mut self.unlisted } else { &mut self.programmed };
-        counted.insert((programmed, node.clone()));
+    /// Takes a node, whose newest stream counted with this revision, out of the sums over all nodes.
+    fn uncount(&mut self, node: &Arc<str>, programmed: Revision) {
+        let entry = (programmed, node.clone());
+        self.programmed.remove(&entry);
+        self.unlisted.remove(&entry);
+        self.failing.remove(node);
+        if self.nodes.contains_key(node) {
+            self.connected.remove(node);
+        }
+    }
+
+    /// Adds a node to the sums over all nodes, if its backend is connected.
+    fn count(&mut self, node: &Arc<str>) {
+        let Some(Counted { programmed, is_failing }) = self.current(node).map(StreamStatus::counted) else { return };
+        if self.lacks_node(node) {
+            self.unlisted.insert((programmed, node.clone()));
+            return;
+        }
+        self.programmed.insert((programmed, node.clone()));
+        if is_failing {
+            self.failing.insert(node.clone());
+        }
         if self.nodes.contains_key(node) {
             self.connected.insert(node);
         }
-        if has_no_failures || lacks_node {
-            self.failing.remove(node);
-        } else {
-            self.failing.insert(node.clone());
-        }
-        result
     }
 }
 
