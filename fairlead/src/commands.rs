@@ -27,7 +27,7 @@ use std::{path::Path, pin::pin, time::Duration};
 use anyhow::{Context as _, Result, bail};
 use clap_complete::{Shell, generate};
 use futures::FutureExt as _;
-use runtime::{Shutdown, log};
+use runtime::{Shutdown, log, multi_thread_runtime};
 use serde_json::json;
 use tracing::{info, warn};
 
@@ -60,8 +60,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             warn!(file = %file.display(), "{warning}");
         }
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let runtime = runtime.context("cannot start the async runtime")?;
+    let runtime = multi_thread_runtime("worker").context("cannot start the async runtime")?;
     let result = runtime.block_on(async {
         // For a command, 1 says that it ran.
         let signals = if is_server { Shutdown::on_signals() } else { Shutdown::on_signals_with(COULD_NOT_RUN) };

@@ -35,5 +35,5 @@ pub use ready::{Ready, ReadyGuard};
 pub use shares::Excess;
 pub use shutdown::{Shutdown, Trigger};
 pub use sleep::sleep_until;
-pub use tasks::Tasks;
+pub use tasks::{Tasks, multi_thread_runtime};
 pub use token_bucket::{Rate, TokenBucket};

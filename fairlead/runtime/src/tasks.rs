@@ -6,7 +6,7 @@
 //!                                            └ the outer Shutdown is triggered    ┘
 //! ```
 
-use std::{any::Any, collections::BTreeMap, future::Future, io, time::Duration};
+use std::{any::Any, collections::BTreeMap, future::Future, io, thread, time::Duration};
 
 use anyhow::{Context, Error, Result, anyhow};
 use tokio::{
@@ -17,6 +17,19 @@ use tokio::{
 use tracing::{Instrument, debug, error, error_span, info};
 
 use crate::shutdown::{Shutdown, Trigger};
+
+/// The most worker threads of a runtime. A thread has a stack and a heap of its own, so that with one for each CPU a
+/// process would need more memory the larger its node is, while the busiest frontend uses two.
+const MAX_WORKERS: usize = 4;
+
+/// Starts the threads of a runtime with timers and IO: one for each CPU, at most [`MAX_WORKERS`].
+///
+/// # Errors
+/// The threads cannot be started.
+pub fn multi_thread_runtime(thread_name: &str) -> io::Result<Runtime> {
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    Builder::new_multi_thread().worker_threads(cpus.min(MAX_WORKERS)).thread_name(thread_name).enable_all().build()
+}
 
 /// Tasks that are shut down together. Dropping the group aborts those that still run.
 #[derive(Debug)]
@@ -73,8 +86,8 @@ impl Tasks {
         });
     }
 
-    /// As [`Self::spawn`], on its own worker threads, one per CPU: the kernel's scheduler then shares the CPUs fairly
-    /// between this task, with all that it spawns, and the others.
+    /// As [`Self::spawn`], on a runtime of its own: the kernel's scheduler then shares the CPUs fairly between this
+    /// task, with all that it spawns, and the others.
     ///
     /// # Errors
     /// The threads cannot be started.
@@ -82,7 +95,7 @@ impl Tasks {
     where
         F: Future<Output = Result<()>> + Send + 'static,
     {
-        let runtime = Builder::new_multi_thread().thread_name(name).enable_all().build()?;
+        let runtime = multi_thread_runtime(name)?;
         let span = error_span!("task", task = name);
         let running = runtime.spawn(task(self.shutdown.clone()).instrument(span));
         let own_threads = OwnThreads(Some(runtime));
