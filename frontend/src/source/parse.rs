@@ -8,9 +8,9 @@ mod slice;
 
 use std::{num::NonZeroU16, time::SystemTime};
 
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proto::model::{Protocol, SourceVersion};
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::{
@@ -83,11 +83,21 @@ fn shortened(text: String) -> String {
     start.chain(['…']).chain(text.chars().skip(chars - END)).collect()
 }
 
-// === From JSON ===
+// === From the types of Kubernetes, and from JSON ===
+
+/// Parses an object.
+pub(super) fn from_resource<R: Resource>(resource: &R, metadata: &ObjectMeta) -> ParsedObject {
+    let name = name(metadata);
+    let mut problems = FieldProblems::default();
+    let object = resource.parse(name.clone(), &mut problems);
+    let origin = origin(metadata, SystemTime::now());
+    ParsedObject { kind: R::KIND, name, object, problems: problems.finish(), origin }
+}
 
 /// Parses an object from JSON. One that does not decode is unusable, with a problem that names the field.
 pub(super) fn from_json<R: Resource>(json: &Value) -> ParsedObject {
-    let (name, mut problems) = (json_name(json), FieldProblems::default());
+    let name = json_name(json);
+    let mut problems = FieldProblems::default();
     let object = match serde_path_to_error::deserialize::<_, R>(json) {
         Ok(resource) => resource.parse(name.clone(), &mut problems),
         Err(error) => {
@@ -95,29 +105,41 @@ pub(super) fn from_json<R: Resource>(json: &Value) -> ParsedObject {
             None
         }
     };
-    let origin = origin(json, SystemTime::now());
+    let metadata = ObjectMeta::deserialize(&json["metadata"]).unwrap_or_else(|_| ObjectMeta {
+        resource_version: Some(json_version(json).to_owned()),
+        ..ObjectMeta::default()
+    });
+    let origin = origin(&metadata, SystemTime::now());
     ParsedObject { kind: R::KIND, name, object, problems: problems.finish(), origin }
 }
 
 /// The version of an object, and the manager that wrote it last, as the object says. Entries with a later time do not
 /// count: their writer would be the last one for long.
-fn origin(json: &Value, now: SystemTime) -> Origin {
-    let metadata = &json["metadata"];
-    let version = metadata["resourceVersion"].as_str().and_then(|version| version.parse().ok()).unwrap_or_default();
-    let entries = metadata["managedFields"].as_array().into_iter().flatten();
-    let time = |entry: &Value| entry["time"].as_str()?.parse::<Timestamp>().ok().map(SystemTime::from);
-    let entries =
-        entries.map(|entry| (time(entry), entry)).filter(|(time, _)| *time <= Some(now + MAX_CLOCK_DIFFERENCE));
-    let newest = entries.max_by_key(|(time, _)| *time);
+fn origin(metadata: &ObjectMeta, now: SystemTime) -> Origin {
+    let version = metadata.resource_version.as_ref().and_then(|version| version.parse().ok()).unwrap_or_default();
+    let entries = items(metadata.managed_fields.as_ref()).iter();
+    let entries = entries.map(|entry| (entry.time.as_ref().map(|time| SystemTime::from(time.0)), entry));
+    let newest = entries.filter(|(time, _)| *time <= Some(now + MAX_CLOCK_DIFFERENCE)).max_by_key(|(time, _)| *time);
     // The API server allows 128 characters.
-    let manager = newest.and_then(|(_, entry)| entry["manager"].as_str()).map(Into::into);
+    let manager = newest.and_then(|(_, entry)| entry.manager.as_deref()).map(Into::into);
     Origin { version: SourceVersion(version), manager }
+}
+
+/// The name of an object; empty if absent.
+pub(super) fn name(metadata: &ObjectMeta) -> ObjectName {
+    let ObjectMeta { namespace, name, .. } = metadata;
+    ObjectName::new(namespace.as_deref().unwrap_or_default(), name.as_deref().unwrap_or_default())
 }
 
 /// The name in the JSON of an object; empty if absent.
 pub(super) fn json_name(json: &Value) -> ObjectName {
     let field = |field| json["metadata"][field].as_str().unwrap_or_default();
     ObjectName::new(field("namespace"), field("name"))
+}
+
+/// The version in the JSON of an object; empty if absent.
+pub(super) fn json_version(json: &Value) -> &str {
+    json["metadata"]["resourceVersion"].as_str().unwrap_or_default()
 }
 
 // === Shared by all kinds ===
@@ -170,6 +192,7 @@ fn protocol(name: Option<&str>) -> Result<Protocol, String> {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::jiff::Timestamp;
     use serde_json::json;
 
     use super::*;
@@ -178,15 +201,15 @@ mod tests {
     fn newest_manager_is_the_origin() {
         let entry = |manager: &str, time: &str| json!({ "manager": manager, "time": time });
         let now = SystemTime::from("2026-01-02T00:00:00Z".parse::<Timestamp>().unwrap());
-        let of = |json: &Value| origin(json, now);
+        let of = |json: &Value| origin(&serde_json::from_value(json["metadata"].clone()).unwrap(), now);
         let later = [entry("later", "2026-01-02T00:01:01Z"), entry("much later", "2999-01-01T00:00:00Z")];
         let fields =
             json!([entry("old", "2026-01-01T00:00:00Z"), entry("new", "2026-01-02T00:00:00Z"), {}, later[0], later[1]]);
         let metadata = json!({ "resourceVersion": "812", "managedFields": fields });
         let expected = Origin { version: SourceVersion(812), manager: Some("new".into()) };
         assert_eq!(of(&json!({ "metadata": metadata })), expected);
-        let opaque = json!({ "metadata": { "resourceVersion": "x", "managedFields": [entry("m", "")] } });
+        let opaque = json!({ "metadata": { "resourceVersion": "x", "managedFields": [{ "manager": "m" }] } });
         assert_eq!(of(&opaque).manager.as_deref(), Some("m"));
-        assert_eq!(of(&json!({})), Origin::default());
+        assert_eq!(of(&json!({ "metadata": {} })), Origin::default());
     }
 }

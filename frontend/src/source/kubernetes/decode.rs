@@ -1,7 +1,13 @@
-//! Decodes responses: pages of a list and events of a watch. Objects are parsed meanwhile, so that nothing else of them
-//! is kept.
+//! Decodes responses: pages of a list and events of a watch.
+//!
+//! ```text
+//!   body ──without_managed_fields──▶ JSON ──▶ the text of each object ──▶ its Kubernetes type ──▶ ParsedObject
+//!                                                        └── is none ──▶ any JSON ──▶ unusable, with its problem
+//! ```
+//!
+//! The Kubernetes type of an object is dropped before the next object is decoded, so that little memory is needed.
 
-use std::{fmt, marker::PhantomData};
+use std::{borrow::Cow, collections::BTreeMap};
 
 use k8s_openapi::{
     api::{
@@ -12,11 +18,9 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ListMeta,
 };
 use kube::core::Status;
-use serde::{
-    Deserialize, Deserializer,
-    de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
-};
-use serde_json::{Error, Map, Value};
+use memchr::memmem;
+use serde::{Deserialize, de::Error as _};
+use serde_json::{Error, value::RawValue};
 
 use super::{super::parse, versions::ObjectVersions};
 use crate::object::{ObjectName, ParsedObject};
@@ -70,31 +74,41 @@ pub(super) enum EventChange {
 
 /// A list in its wire form.
 #[derive(Deserialize)]
-#[serde(bound(deserialize = "I: Deserialize<'de>"))]
-struct RawPage<I> {
+struct RawPage<'a> {
     #[serde(default)]
     kind: String,
     metadata: ListMeta,
     // Required, or else `{}` would be an empty list; but `null` is one.
-    #[serde(deserialize_with = "Option::deserialize")]
-    items: Option<Vec<I>>,
+    #[serde(borrow, deserialize_with = "Option::deserialize")]
+    items: Option<Vec<&'a RawValue>>,
 }
 
-/// An object of a list. One that does not decode as a `K` becomes an unusable object, so that the others on its page
-/// are read.
-struct Item<K> {
-    parsed: ParsedObject,
-    version: String,
-    of: PhantomData<K>,
+/// An event of a watch in its wire form.
+#[derive(Deserialize)]
+struct RawEvent<'a> {
+    #[serde(default, rename = "type")]
+    kind: String,
+    #[serde(borrow)]
+    object: &'a RawValue,
 }
 
-/// An object without `fieldsV1` of `metadata.managedFields`. Who may write an object may put any JSON there, also some
-/// that serde_json rejects: deeper than 128 levels, invalid UTF-8, numbers that are too large. One such object must not
-/// keep all others of its kind from the nodes. All other fields are written by the API server by their types.
-struct ObjectJson(Value);
+/// An object of any kind.
+#[derive(Deserialize)]
+struct AnyObject {
+    #[serde(default)]
+    metadata: AnyMetadata,
+}
 
-/// Decodes any JSON to an [`ObjectJson`].
-struct ObjectVisitor;
+/// What is read of an object of any kind. The rest is skipped, because who may write an object may have written it: the
+/// time of a manager, for example, that no parser knows, which must not keep all others of its kind from the nodes.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct AnyMetadata {
+    namespace: String,
+    name: String,
+    resource_version: String,
+    annotations: BTreeMap<String, String>,
+}
 
 impl Watchable for Service {
     const FIELDS: Option<&'static str> = Some("spec.clusterIP!=None");
@@ -116,102 +130,33 @@ impl Watchable for ServiceCIDR {
 impl Page {
     /// Decodes a response. One that is not a list of `K` is an error, even if it is empty and successful.
     pub(super) fn decode<K: Watchable>(body: &[u8]) -> Result<Self, Error> {
-        let page: RawPage<Item<K>> = serde_json::from_slice(body)?;
+        let body = without_managed_fields(body);
+        let page: RawPage<'_> = serde_json::from_slice(&body)?;
         let expected = format!("{}List", K::kind(&()));
         if page.kind != expected {
             return Err(Error::custom(format!("{} instead of {expected}", page.kind)));
         }
+
+        let items = page.items.unwrap_or_default();
+        let objects = items.into_iter().map(decode_object::<K>).collect::<Result<_, _>>()?;
         let ListMeta { resource_version, continue_, .. } = page.metadata;
         let version = resource_version.filter(|version| !version.is_empty());
         Ok(Self {
-            objects: page.items.unwrap_or_default().into_iter().map(|item| (item.parsed, item.version)).collect(),
+            objects,
             version: version.ok_or_else(|| Error::custom("list without metadata.resourceVersion"))?,
             next: continue_.filter(|token| !token.is_empty()),
         })
     }
 }
 
-impl<'de, K: Watchable> Deserialize<'de> for Item<K> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let ObjectJson(value) = ObjectJson::deserialize(deserializer)?;
-        let parsed = parse::from_json::<K>(&value);
-        if parsed.name.name.is_empty() {
-            return Err(D::Error::custom("object without metadata.name"));
-        }
-        Ok(Self { parsed, version: resource_version(&value).to_owned(), of: PhantomData })
-    }
-}
-
-impl<'de> Deserialize<'de> for ObjectJson {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ObjectVisitor).map(Self)
-    }
-}
-
-impl<'de> Visitor<'de> for ObjectVisitor {
-    type Value = Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any JSON")
-    }
-
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
-        let mut array = Vec::new();
-        while let Some(ObjectJson(item)) = items.next_element()? {
-            array.push(item);
-        }
-        Ok(array.into())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Value, A::Error> {
-        let mut object = Map::new();
-        while let Some(field) = fields.next_key::<String>()? {
-            if field == "fieldsV1" {
-                fields.next_value::<IgnoredAny>()?;
-            } else {
-                let ObjectJson(value) = fields.next_value()?;
-                object.insert(field, value);
-            }
-        }
-        Ok(object.into())
-    }
-}
-
-/// The version of an object; empty if absent.
-fn resource_version(object: &Value) -> &str {
-    object["metadata"]["resourceVersion"].as_str().unwrap_or_default()
-}
-
 /// Decodes a page of a list of `PartialObjectMetadata`: adds the versions of its objects, and returns the `continue`
 /// token of the next page.
 pub(super) fn decode_metadata(body: &[u8], versions: &mut ObjectVersions) -> Result<Option<String>, Error> {
-    let page: RawPage<ObjectJson> = serde_json::from_slice(body)?;
-    for ObjectJson(object) in page.items.unwrap_or_default() {
-        versions.set(&parse::json_name(&object), resource_version(&object));
+    let body = without_managed_fields(body);
+    let page: RawPage<'_> = serde_json::from_slice(&body)?;
+    for object in page.items.unwrap_or_default() {
+        let AnyObject { metadata } = serde_json::from_str(object.get())?;
+        versions.set(&ObjectName::new(&*metadata.namespace, &*metadata.name), &metadata.resource_version);
     }
     Ok(page.metadata.continue_.filter(|token| !token.is_empty()))
 }
@@ -219,29 +164,131 @@ pub(super) fn decode_metadata(body: &[u8], versions: &mut ObjectVersions) -> Res
 impl WatchEvent {
     /// Decodes a line of a watch. An ERROR event is the inner `Err`.
     pub(super) fn decode<K: Watchable>(line: &[u8]) -> Result<Result<Self, Box<Status>>, Error> {
-        // The meaning of the object depends on the type, which may follow it.
-        let ObjectJson(mut event) = serde_json::from_slice(line)?;
-        let object = event.get_mut("object").map(Value::take).unwrap_or_default();
-        let change = match event["type"].as_str().unwrap_or_default() {
-            "ADDED" | "MODIFIED" => EventChange::Put(parse::from_json::<K>(&object)),
-            "DELETED" => EventChange::Delete(parse::json_name(&object)),
-            "BOOKMARK" if object["metadata"]["annotations"][INITIAL_EVENTS_END] == "true" => {
-                EventChange::InitialEventsEnd
+        let line = without_managed_fields(line);
+        let RawEvent { kind, object } = serde_json::from_slice(&line)?;
+        let (change, version) = match kind.as_str() {
+            "ADDED" | "MODIFIED" => {
+                let (parsed, version) = decode_object::<K>(object)?;
+                (EventChange::Put(parsed), version)
             }
-            "BOOKMARK" => EventChange::Bookmark,
-            "ERROR" => return serde_json::from_value(object).map(Err),
+            "DELETED" | "BOOKMARK" => {
+                let AnyObject { metadata } = serde_json::from_str(object.get())?;
+                let change = if kind == "BOOKMARK" {
+                    bookmark(&metadata)
+                } else {
+                    let name = ObjectName::new(&*metadata.namespace, &*metadata.name);
+                    EventChange::Delete(valid_name(name)?)
+                };
+                (change, metadata.resource_version)
+            }
+            "ERROR" => return serde_json::from_str(object.get()).map(Err),
             other => return Err(Error::custom(format!("event of type {other:?}"))),
         };
-        if let EventChange::Put(ParsedObject { name, .. }) | EventChange::Delete(name) = &change
-            && name.name.is_empty()
-        {
-            return Err(Error::custom("event for an object without metadata.name"));
+        if version.is_empty() {
+            return Err(Error::custom("event without metadata.resourceVersion"));
         }
-        match resource_version(&object) {
-            "" => Err(Error::custom("event without metadata.resourceVersion")),
-            version => Ok(Ok(Self { version: version.to_owned(), change })),
+        Ok(Ok(Self { version, change }))
+    }
+}
+
+/// Decodes an object, and returns its version, which is empty if absent. An object that is no `K` is unusable, so that
+/// the others on its page are read.
+fn decode_object<K: Watchable>(object: &RawValue) -> Result<(ParsedObject, String), Error> {
+    let (parsed, version) = match serde_json::from_str::<K>(object.get()) {
+        Ok(resource) => {
+            let metadata = resource.meta();
+            (parse::from_resource(&resource, metadata), metadata.resource_version.clone().unwrap_or_default())
+        }
+        Err(_) => {
+            let json = serde_json::from_str(object.get())?;
+            (parse::from_json::<K>(&json), parse::json_version(&json).to_owned())
+        }
+    };
+    valid_name(parsed.name.clone())?;
+    Ok((parsed, version))
+}
+
+fn valid_name(name: ObjectName) -> Result<ObjectName, Error> {
+    if name.name.is_empty() {
+        return Err(Error::custom("object without metadata.name"));
+    }
+    Ok(name)
+}
+
+fn bookmark(metadata: &AnyMetadata) -> EventChange {
+    let annotation = metadata.annotations.get(INITIAL_EVENTS_END);
+    if annotation.is_some_and(|value| value == "true") { EventChange::InitialEventsEnd } else { EventChange::Bookmark }
+}
+
+// === Managed fields ===
+
+/// The field of `metadata.managedFields` that names all fields of a manager.
+const FIELDS: &[u8] = b"\"fieldsV1\"";
+
+/// JSON without the fields `fieldsV1`, which are often half of an object. Who may write an object may put any JSON
+/// there, also some that serde_json rejects: deeper than 128 levels, invalid UTF-8, numbers that are too large. One
+/// such object must not keep all others of its kind from the nodes. All other fields are written by the API server by
+/// their types.
+fn without_managed_fields(json: &[u8]) -> Cow<'_, [u8]> {
+    let mut kept = Vec::new();
+    let mut rest = json;
+    let finder = memmem::Finder::new(FIELDS);
+    let mut searched = 0;
+    while let Some(at) = finder.find(&rest[searched..]).map(|at| searched + at) {
+        let after_name = at + FIELDS.len();
+        let value = rest[after_name..].trim_ascii_start().strip_prefix(b":");
+        let is_within_string = rest[..at].ends_with(b"\\");
+        let Some(value) = value.filter(|_| !is_within_string) else {
+            searched = after_name;
+            continue;
+        };
+
+        if kept.is_empty() {
+            kept.reserve_exact(json.len());
+        }
+        kept.extend_from_slice(rest[..at].trim_ascii_end());
+        rest = value.trim_ascii_start();
+        rest = rest[value_length(rest)..].trim_ascii_start();
+        searched = 0;
+        // A comma goes with the field: the one before it, or that after a first field.
+        if kept.last() == Some(&b',') {
+            kept.pop();
+        } else {
+            rest = rest.strip_prefix(b",").unwrap_or(rest);
         }
     }
+    if kept.is_empty() {
+        return Cow::Borrowed(json);
+    }
+    kept.extend_from_slice(rest);
+    Cow::Owned(kept)
+}
+
+/// The length of the JSON value at the start of a text: it ends where no object, array or string is open any more.
+fn value_length(json: &[u8]) -> usize {
+    let mut open = 0_usize;
+    let mut is_string = false;
+    let mut bytes = json.iter().enumerate();
+    while let Some((at, byte)) = bytes.next() {
+        match byte {
+            b'\\' if is_string => {
+                bytes.next();
+            }
+            b'"' => {
+                is_string = !is_string;
+                if !is_string && open == 0 {
+                    return at + 1;
+                }
+            }
+            _ if is_string => {}
+            b'{' | b'[' => open += 1,
+            b'}' | b']' if open > 1 => open -= 1,
+            b'}' | b']' if open == 1 => return at + 1,
+            b'}' | b']' | b',' if open == 0 => return at,
+            _ => {}
+        }
+    }
+    json.len()
 }
 
 #[cfg(test)]
@@ -256,6 +303,29 @@ mod tests {
 
     fn joined(parts: &[&[u8]]) -> Vec<u8> {
         parts.concat()
+    }
+
+    #[test]
+    fn managed_fields_are_cut_out() {
+        let cases = [
+            (r#"{"a": 1, "fieldsV1": {"b": ["}", 2]}, "c": 3}"#, r#"{"a": 1, "c": 3}"#),
+            (r#"{"fieldsV1": "x\"}", "c": 3}"#, r#"{"c": 3}"#),
+            (r#"{"a": 1, "fieldsV1" : 7 }"#, r#"{"a": 1}"#),
+            (r#"{"fieldsV1":[[]]}"#, "{}"),
+            (r#"[{"fieldsV1":{}},{"a":1,"fieldsV1":null}]"#, r#"[{},{"a":1}]"#),
+            (r#"{"a": "fieldsV1", "b": "\"fieldsV1\": 1"}"#, r#"{"a": "fieldsV1", "b": "\"fieldsV1\": 1"}"#),
+            (r#"{"fieldsType": "FieldsV1"}"#, r#"{"fieldsType": "FieldsV1"}"#),
+        ];
+        for (json, expected) in cases {
+            let cut = without_managed_fields(json.as_bytes());
+            let value = |json: &[u8]| serde_json::from_slice::<serde_json::Value>(json).unwrap();
+            assert_eq!(value(&cut), value(expected.as_bytes()), "{json}");
+        }
+
+        // What is cut off does not matter: it does not decode anyway.
+        for text in [r#"{"fieldsV1""#, r#"{"fieldsV1":"#, r#"{"fieldsV1":{"a"#, r#"{"fieldsV1":"a\"#] {
+            without_managed_fields(text.as_bytes());
+        }
     }
 
     #[test]
@@ -287,6 +357,28 @@ mod tests {
             check(parsed);
             assert_eq!(version, "7");
             decode_metadata(&list, &mut ObjectVersions::default()).unwrap();
+        }
+    }
+
+    /// The API server keeps what a client has written there.
+    #[test]
+    fn invalid_times_of_managers_spoil_their_object_only() {
+        for time in ["9999-12-31T23:59:59Z", "yesterday"] {
+            let node = NODE.replace("2020-01-01T00:00:00Z", time) + "{}}]}}";
+            let of_type = |kind: &str| format!(r#"{{"type": "{kind}", "object": {node}}}"#);
+
+            let event = WatchEvent::decode::<Node>(of_type("ADDED").as_bytes()).unwrap().unwrap();
+            let EventChange::Put(parsed) = &event.change else { panic!("{event:?}") };
+            assert_eq!((&*parsed.name.name, &*event.version, parsed.origin.version.0), ("n1", "7", 7));
+            assert!(parsed.object.is_none() && parsed.problems[0].field.contains("time"), "{:?}", parsed.problems);
+
+            let event = WatchEvent::decode::<Node>(of_type("DELETED").as_bytes()).unwrap().unwrap();
+            let EventChange::Delete(name) = &event.change else { panic!("{event:?}") };
+            assert_eq!((&*name.name, &*event.version), ("n1", "7"));
+
+            let list = format!("{LIST}{node}]}}");
+            assert_eq!(Page::decode::<Node>(list.as_bytes()).unwrap().objects.len(), 1);
+            decode_metadata(list.as_bytes(), &mut ObjectVersions::default()).unwrap();
         }
     }
 }
