@@ -140,8 +140,6 @@ async fn serve_until(
                     info!(server = name, failures, after_ms, "connections are accepted again");
                 }
                 serving.add(stream);
-                // It reads its request first: of many at once, those without one would be closed in favour of others.
-                yield_now().await;
             }
             Err(error) => {
                 let occurrence = accepting.failed(&error.to_string());
@@ -190,6 +188,7 @@ impl Serving {
         for _ in 0..listen::BACKLOG {
             let Ok(Ok((stream, _))) = timeout(Duration::ZERO, listener.accept()).await else { break };
             self.add(stream);
+            // After 128 operations without a pause tokio would say that none is queued.
             yield_now().await;
         }
         drop(listener);

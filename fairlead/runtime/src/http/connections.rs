@@ -7,8 +7,9 @@ use tokio::net::TcpStream;
 
 use crate::{ClientSource, ConnectionBounds, ConnectionPermit, ConnectionTable};
 
-/// Connections from the machine itself, such as probes of the kubelet: in all, and of one address.
-const LOCAL: ConnectionBounds = ConnectionBounds { total: 64, per_key: 32 };
+/// Connections from the machine itself, such as probes of the kubelet, and the `preStop` hooks that it sends for many
+/// pods at once. No address has a part of its own: a process of the machine can connect from any loopback address.
+const LOCAL: ConnectionBounds = ConnectionBounds { total: 512, per_key: 512 };
 /// Connections from elsewhere: in all, and of one source (IPv6: /64).
 const REMOTE: ConnectionBounds = ConnectionBounds { total: 128, per_key: 32 };
 
@@ -35,9 +36,9 @@ impl HttpConnections {
 }
 
 /// Whether a connection comes from the machine itself: the kernel then uses the destination address as source, unless
-/// the client chose another one.
+/// the client chose another one, or the connection was redirected to a loopback address.
 fn is_local(client: IpAddr, server: IpAddr) -> bool {
-    client.is_loopback() || client == server
+    client.is_loopback() || server.is_loopback() || client == server
 }
 
 #[cfg(test)]
@@ -58,6 +59,7 @@ mod tests {
     fn connections_to_own_addresses_are_local() {
         let local = |client: &str, server: &str| is_local(client.parse().unwrap(), server.parse().unwrap());
         assert!(local("127.0.0.1", "127.0.0.1") && local("192.0.2.1", "192.0.2.1") && local("::1", "::1"));
+        assert!(local("192.0.2.1", "127.0.0.1") && local("2001:db8::1", "::1"), "redirected");
         assert!(!local("192.0.2.2", "192.0.2.1") && !local("2001:db8::2", "2001:db8::1"));
     }
 }
