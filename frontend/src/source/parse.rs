@@ -96,21 +96,19 @@ pub(super) fn from_resource<R: Resource>(resource: &R, metadata: &ObjectMeta) ->
 
 /// Parses an object from JSON. One that does not decode is unusable, with a problem that names the field.
 pub(super) fn from_json<R: Resource>(json: &Value) -> ParsedObject {
-    let name = json_name(json);
-    let mut problems = FieldProblems::default();
-    let object = match serde_path_to_error::deserialize::<_, R>(json) {
-        Ok(resource) => resource.parse(name.clone(), &mut problems),
-        Err(error) => {
-            problems.add(error.path().to_string(), format!("{}; the whole object is ignored", error.inner()));
-            None
-        }
-    };
     let metadata = ObjectMeta::deserialize(&json["metadata"]).unwrap_or_else(|_| ObjectMeta {
         resource_version: Some(json_version(json).to_owned()),
         ..ObjectMeta::default()
     });
+    let error = match serde_path_to_error::deserialize::<_, R>(json) {
+        Ok(resource) => return from_resource(&resource, &metadata),
+        Err(error) => error,
+    };
+
+    let mut problems = FieldProblems::default();
+    problems.add(error.path().to_string(), format!("{}; the whole object is ignored", error.inner()));
     let origin = origin(&metadata, SystemTime::now());
-    ParsedObject { kind: R::KIND, name, object, problems: problems.finish(), origin }
+    ParsedObject { kind: R::KIND, name: json_name(json), object: None, problems: problems.finish(), origin }
 }
 
 /// The version of an object, and the manager that wrote it last, as the object says. Entries with a later time do not
