@@ -1,5 +1,6 @@
-//! How owners share a limited number of items: beyond the limit, whoever has most gives way. So an owner may have all
-//! of them while nobody else needs any, and one that takes too much loses its own items, not those of others.
+//! How owners share a limited number of items: beyond the limit, the owner with the most gives way. So an owner may
+//! have all items while no other owner needs any, and an owner that takes too much loses its own items, because the
+//! others have fewer.
 
 use std::{collections::BTreeMap, iter::zip};
 
