@@ -1,6 +1,6 @@
 //! The settings of a frontend, and its limits of clients, connections and history.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use proto::model::ClusterInfo;
 use runtime::{ConnectionBounds, Rate};
@@ -21,6 +21,9 @@ pub(crate) const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(60);
 pub struct Config {
     /// Facts about the cluster that every node receives, besides those that come from objects.
     pub cluster: ClusterInfo,
+    /// The only node that may be followed, as in `fairlead local`: pools that only other nodes get are not built.
+    /// `None`: all nodes.
+    pub only_node: Option<Arc<str>>,
     /// Which addresses Services may claim, and how much of one Service is used.
     pub services: ServicePolicy,
     /// The minimum time between two commits. After a quiet period the first change is committed at once.
@@ -103,6 +106,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             cluster: ClusterInfo::default(),
+            only_node: None,
             services: ServicePolicy::default(),
             commit_interval: Duration::from_millis(10),
             // Notifying one node takes 10 to 40 us of CPU time.

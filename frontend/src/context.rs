@@ -58,7 +58,8 @@ pub(crate) const MAX_ANSWER_ENTRIES: usize = 1000;
 impl FrontendContext {
     pub(crate) fn new(config: Config) -> Self {
         let started = SystemTime::now();
-        let index = Index::new(started, config.cluster.clone(), config.services.clone());
+        let mut index = Index::new(started, config.cluster.clone(), config.services.clone());
+        index.limit_to_node(config.only_node.clone());
         let log = ChangeLog::new(config.history);
         Self {
             cluster: ClusterState::new(Epoch(fastrand::u64(1..)), index, log),

@@ -92,6 +92,8 @@ pub(crate) struct Index {
     starting: BTreeSet<Arc<str>>,
     /// From the configuration, without any object.
     configured: ClusterInfo,
+    /// See [`Config::only_node`](crate::Config::only_node).
+    only_node: Option<Arc<str>>,
     policy: ServicePolicy,
     service_cidrs: BTreeMap<Arc<str>, Vec<IpNet>>,
     claims: VipClaims,
@@ -153,6 +155,11 @@ impl Index {
         let mut claims = VipClaims::new(&policy);
         claims.protected.set_service_cidrs(configured.service_cidrs.iter().copied().collect());
         Self { started: Some(started), configured, policy, claims, dirty_cluster: true, ..Self::default() }
+    }
+
+    /// Views have no pools that only other nodes get; `None`: they have all.
+    pub(crate) fn limit_to_node(&mut self, only_node: Option<Arc<str>>) {
+        self.only_node = only_node;
     }
 
     pub(crate) fn apply(&mut self, update: SourceUpdate) {
@@ -286,7 +293,8 @@ impl Index {
         let Some(first) = keys.first() else { return };
         let name = service_of(first);
         let service = self.services.get(&name);
-        let topology = KnownTopology { nodes: &self.nodes, zones: &self.zones };
+        let only_node = self.only_node.as_deref();
+        let topology = KnownTopology { nodes: &self.nodes, zones: &self.zones, only_node };
         let slices = || self.slices.get(&name).into_iter().flat_map(BTreeMap::values);
         for slice in slices() {
             let problem = service.and_then(|_| unknown_hints(slice, topology));

@@ -374,44 +374,41 @@ impl ChangeLog {
     /// have endpoints on thousands of nodes.
     fn put_view(&mut self, key: ServicePortKey, view: Option<ServicePortView>, nodes: &BTreeSet<Arc<str>>) {
         let hash = KeyHash::of(&key);
-        let endpoints_before = self.remove_view(&key, hash, nodes);
-        self.update_own_ports(&key, hash, view.as_ref(), nodes);
-        let endpoints = view.map(|view| self.add_view(&key, hash, view, nodes));
+        let had_endpoints = self.view(&key).is_some_and(|view| view.has_endpoints());
+        let has_endpoints = view.as_ref().map(ServicePortView::has_endpoints);
 
-        match endpoints {
-            Some(0) if endpoints_before > 0 => drop(self.lost.insert(key)),
+        self.remove_view(&key, hash, nodes);
+        self.update_own_ports(&key, hash, view.as_ref(), nodes);
+        if let Some(view) = view {
+            self.add_view(&key, hash, view, nodes);
+        }
+
+        match has_endpoints {
+            Some(false) if had_endpoints => drop(self.lost.insert(key)),
             // A service port that never had endpoints is not lost, and a lost one stays lost.
-            Some(0) => {}
-            Some(_) | None => drop(self.lost.remove(&key)),
+            Some(false) => {}
+            Some(true) | None => drop(self.lost.remove(&key)),
         }
     }
 
-    /// Removes the view of a service port. Returns how many endpoints it had.
-    fn remove_view(&mut self, key: &ServicePortKey, hash: KeyHash, nodes: &BTreeSet<Arc<str>>) -> usize {
-        let Some(view) = self.buckets[usize::from(hash.bucket())].remove(key) else { return 0 };
+    /// Removes the view of a service port, if it has one.
+    fn remove_view(&mut self, key: &ServicePortKey, hash: KeyHash, nodes: &BTreeSet<Arc<str>>) {
+        let Some(view) = self.buckets[usize::from(hash.bucket())].remove(key) else { return };
         let endpoints = view.endpoints();
 
         self.account(hash, &view, nodes, Digest::remove);
         self.service_ports -= 1;
         self.endpoints -= endpoints;
-        endpoints
     }
 
-    /// Adds the view of a service port that has none. Returns how many endpoints it has.
-    fn add_view(
-        &mut self,
-        key: &ServicePortKey,
-        hash: KeyHash,
-        view: ServicePortView,
-        nodes: &BTreeSet<Arc<str>>,
-    ) -> usize {
+    /// Adds the view of a service port that has none.
+    fn add_view(&mut self, key: &ServicePortKey, hash: KeyHash, view: ServicePortView, nodes: &BTreeSet<Arc<str>>) {
         let endpoints = view.endpoints();
 
         self.account(hash, &view, nodes, Digest::add);
         self.service_ports += 1;
         self.endpoints += endpoints;
         self.buckets[usize::from(hash.bucket())].put(key.clone(), Arc::new(view));
-        endpoints
     }
 
     /// Updates which of these nodes have pools of their own in a service port.

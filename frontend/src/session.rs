@@ -91,6 +91,9 @@ pub enum SessionError {
     /// The client may not follow this node in this role.
     #[error(transparent)]
     Denied(#[from] AccessDenied),
+    /// The frontend serves another node only.
+    #[error("hello.node: this process serves node {0} only, as `fairlead local` does: connect to a `fairlead frontend`")]
+    OtherNode(Arc<str>),
     /// The client and this frontend support different protocol versions.
     #[error("no common protocol version: {0}")]
     Version(String),
@@ -157,6 +160,9 @@ pub(crate) async fn run(
             return Err(SessionError::Invalid(InvalidMessage { field: "hello.node".to_owned(), reason }));
         }
         identity.may_follow(&node, role)?;
+        if let Some(only_node) = context.config.only_node.as_ref().filter(|only_node| **only_node != node) {
+            return Err(SessionError::OtherNode(only_node.clone()));
+        }
         hello.check_version().map_err(SessionError::Version)?;
         let streams = context.config.streams_per_node;
         context.rate_limiter.open_stream(&hello).ok_or(SessionError::TooManyStreams(streams))

@@ -222,6 +222,11 @@ impl ServicePortView {
         self.local[family].nodes.get(node)
     }
 
+    /// Whether any endpoint can serve, on any node.
+    pub(crate) fn has_endpoints(&self) -> bool {
+        self.port.any_endpoints.iter().any(|(_, any)| *any)
+    }
+
     /// The number of endpoints, for metrics only.
     pub(crate) fn endpoints(&self) -> usize {
         let count = |family| {

@@ -82,7 +82,8 @@ pub(crate) async fn run_local(args: LocalArgs, config: &Effective, shutdown: Shu
     let mut services = cluster.policy.policy(healthz.0.into_iter().chain(metrics.0));
     services.cluster_cidrs.clone_from(&any.common.traffic.cluster_cidr);
     services.refuse_node_addresses |= any.name()? == BackendName::Ipvs;
-    let config_of_frontend = ::frontend::Config { services, ..Default::default() };
+    let only_node = Some(any.common.node.name()?.as_str().into());
+    let config_of_frontend = ::frontend::Config { services, only_node, ..Default::default() };
     let frontend = frontend::spawn(&source, &cluster, config_of_frontend, &mut tasks).await?;
     if let Some(listener) = listener {
         let frontend = frontend.clone();

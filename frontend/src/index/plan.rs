@@ -46,6 +46,8 @@ struct Trial<'a> {
     dirty: BTreeMap<ServicePortKey, Dirty>,
     dirty_cluster: bool,
     limited: BTreeSet<ObjectName>,
+    /// A plan concerns all nodes.
+    only_node: Option<Arc<str>>,
     problems: ProblemLog,
 }
 
@@ -244,6 +246,7 @@ impl<'a> Trial<'a> {
             dirty: mem::take(&mut index.dirty),
             dirty_cluster: index.dirty_cluster,
             limited: index.limited.clone(),
+            only_node: index.only_node.take(),
             problems: mem::take(&mut index.problems),
             index,
         }
@@ -279,6 +282,7 @@ impl Drop for Trial<'_> {
         self.index.dirty = mem::take(&mut self.dirty);
         self.index.dirty_cluster = self.dirty_cluster;
         self.index.limited = mem::take(&mut self.limited);
+        self.index.only_node = self.only_node.take();
         self.index.problems = mem::take(&mut self.problems);
     }
 }

@@ -24,7 +24,7 @@ pub(super) enum Reference {
 impl Index {
     /// The Nodes and zones that exist.
     pub(super) fn topology(&self) -> KnownTopology<'_> {
-        KnownTopology { nodes: &self.nodes, zones: &self.zones }
+        KnownTopology { nodes: &self.nodes, zones: &self.zones, only_node: None }
     }
 
     /// The slices whose views depend on a Node or a zone.

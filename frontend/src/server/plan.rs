@@ -66,7 +66,7 @@ fn start_of(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use proto::model::Epoch;
+    use proto::model::{Epoch, Protocol, ServicePortKey};
     use serde_json::json;
 
     use crate::{
@@ -74,13 +74,17 @@ mod tests {
         index::{Index, ServicePolicy},
         log::ChangeLog,
         object::ClusterObject,
-        testing::{endpoint, initial, node, number, service, slice, time},
+        testing::{endpoint, initial, node, number, put, service, slice, time},
     };
 
     use super::*;
 
-    /// Nodes node-0 to node-2 in two zones, and a Service `ns/web` with endpoints on two of them.
     fn cluster() -> ClusterState {
+        cluster_for(None)
+    }
+
+    /// Nodes node-0 to node-2 in two zones, and a Service `ns/web` with endpoints on two of them.
+    fn cluster_for(only_node: Option<&str>) -> ClusterState {
         let mut web = service("web", "10.96.0.1");
         web.ports[0].node_port = Some(number(30080));
         web.load_balancer_ips = vec![[192, 0, 2, 1].into()];
@@ -88,7 +92,8 @@ mod tests {
         let nodes = [("node-0", "zone-a"), ("node-1", "zone-b"), ("node-2", "zone-b")];
         let nodes = nodes.map(|(name, zone)| ClusterObject::from(node(name, zone)));
         let objects = nodes.into_iter().chain([web.into(), slice("x", "web", endpoints).into()]);
-        let index = Index::new(time(0), Default::default(), ServicePolicy::default());
+        let mut index = Index::new(time(0), Default::default(), ServicePolicy::default());
+        index.limit_to_node(only_node.map(Into::into));
         let cluster = ClusterState::new(Epoch(1), index, ChangeLog::new(Config::default().history));
         initial(objects).into_iter().for_each(|update| cluster.index().apply(update));
         let commit = cluster.commit(|_| ()).unwrap();
@@ -153,6 +158,22 @@ mod tests {
         let [lost] = &change.lost_endpoints[..] else { panic!("{planned:?}") };
         assert_eq!((&*lost.traffic, names(lost.nodes.as_ref())), ("internalTrafficPolicy Local, IPv4", vec!["node-2"]));
         assert_eq!(cluster.index().take_changes().ports.len(), 0, "the index is as before");
+    }
+
+    #[test]
+    fn plan_of_one_node_concerns_all_nodes() {
+        let documents = [web(&[("internalTrafficPolicy", json!("Local"))])];
+        let cluster_of_node = cluster_for(Some("node-0"));
+        assert_eq!(plan(&cluster_of_node, &documents), plan(&cluster(), &documents));
+
+        // Later commits have pools of that node only, as before.
+        let endpoints = vec![endpoint("10.0.0.1", "node-0"), endpoint("10.0.0.3", "node-2")];
+        cluster_of_node.index().apply(put(slice("x", "web", endpoints)));
+        cluster_of_node.commit(|_| ()).unwrap();
+        let log = cluster_of_node.log();
+        let key = ServicePortKey::new("ns", "web", "http", Protocol::Tcp);
+        let nodes: Vec<_> = log.view(&key).unwrap().nodes().map(|node| &**node).collect();
+        assert_eq!(nodes, ["node-0"]);
     }
 
     #[test]

@@ -112,7 +112,7 @@ fn decoded(
 fn to_status(error: &SessionError) -> Status {
     let message = error.to_string();
     match error {
-        SessionError::Denied(_) => Status::permission_denied(message),
+        SessionError::Denied(_) | SessionError::OtherNode(_) => Status::permission_denied(message),
         SessionError::NoHello(_) => Status::deadline_exceeded(message),
         SessionError::Drained { .. } => Status::unavailable(message),
         SessionError::TooManyRepeats(_) | SessionError::TooManyStreams(_) => Status::resource_exhausted(message),

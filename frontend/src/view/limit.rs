@@ -44,6 +44,8 @@ pub(crate) struct KnownTopology<'a> {
     pub(crate) nodes: &'a HashMap<Arc<str>, Arc<NodeInfo>>,
     /// With the nodes in each.
     pub(crate) zones: &'a BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
+    /// The only node that gets pools of its own; `None`: all nodes.
+    pub(crate) only_node: Option<&'a str>,
 }
 
 /// The endpoints of a Service by rank, and how many of them a port uses.
@@ -71,6 +73,11 @@ impl KnownTopology<'_> {
     /// manifests may have none, and an API server may serve a list that is older than they are.
     pub(crate) fn has_node(self, node: &str) -> bool {
         self.nodes.is_empty() || self.nodes.contains_key(node)
+    }
+
+    /// Whether a node may get pools of its own.
+    fn is_served(self, node: &str) -> bool {
+        self.only_node.is_none_or(|only_node| only_node == node)
     }
 
     /// Whether there may be a Node in this zone.
@@ -121,12 +128,17 @@ impl<'a> ServiceEndpoints<'a> {
     pub(super) fn local_node<'e>(&self, endpoint: &'e SliceEndpoint) -> Option<&'e Arc<str>> {
         let node = endpoint.node.as_ref()?;
         let has_pools = self.last_missing.is_none_or(|last| **node <= *last || self.has_node(node));
-        has_pools.then_some(node)
+        (has_pools && self.is_served(node)).then_some(node)
     }
 
     /// Whether there may be a Node of this name.
     pub(super) fn has_node(&self, node: &str) -> bool {
         self.topology.is_none_or(|topology| topology.has_node(node))
+    }
+
+    /// Whether a node may get pools of its own.
+    pub(super) fn is_served(&self, node: &str) -> bool {
+        self.topology.is_none_or(|topology| topology.is_served(node))
     }
 
     /// Whether there may be a Node in this zone.

@@ -128,7 +128,11 @@ impl<'a> ClusterSelection<'a> {
             return Self { used, node_hints: Hints::Absent, zone_hints: Hints::Absent };
         }
         Self {
-            node_hints: Hints::of(&used.endpoints, |endpoint| &endpoint.node_hints, |name| of_service.has_node(name)),
+            node_hints: Hints::of(
+                &used.endpoints,
+                |endpoint| &endpoint.node_hints,
+                |name| of_service.has_node(name) && of_service.is_served(name),
+            ),
             zone_hints: Hints::of(&used.endpoints, |endpoint| &endpoint.zone_hints, |name| of_service.has_zone(name)),
             used,
         }

@@ -2,6 +2,8 @@
 
 mod reference;
 
+use std::collections::HashMap;
+
 use proptest::{collection::vec, prelude::*};
 use proto::model::{Endpoint, NodeInfo, Protocol, ServicePortKey};
 
@@ -63,6 +65,17 @@ fn unused(view: &ServicePortView, family: IpFamily, node: &str, zone: &str) -> P
     established[family].resolve(node, zone).iter().filter(|endpoint| !used.contains(endpoint)).copied().collect()
 }
 
+/// What a node gets of a view.
+fn node_view(view: &ServicePortView, node: &str, zone: &str) -> reference::NodeView {
+    let local = |family| view.local_pool(family, node).cloned().unwrap_or_default();
+    reference::NodeView {
+        any_endpoints: view.port.any_endpoints,
+        cluster: PerFamily::from_fn(|family| view.cluster_pool(family, node, zone).clone()),
+        local: PerFamily::from_fn(local),
+        established: PerFamily::from_fn(|family| unused(view, family, node, zone)),
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
@@ -83,29 +96,30 @@ proptest! {
             let resolved = without_conflicts(&service, port);
             let external = resolved.externally_accessible();
             let view_of_all = view(&service, resolved.clone(), &ServiceEndpoints::all(&slices));
-            let view_backwards = view(&service, resolved, &ServiceEndpoints::all(&backwards));
+            let view_backwards = view(&service, resolved.clone(), &ServiceEndpoints::all(&backwards));
             prop_assert_eq!(&view_of_all, &view_backwards, "the order of slices matters");
             for node in NODES.into_iter().chain(["unknown"]) {
+                let topology =
+                    KnownTopology { nodes: &HashMap::new(), zones: &BTreeMap::new(), only_node: Some(node) };
+                let endpoints = ServiceEndpoints::all(&slices).located_in(topology);
+                let view_of_node = view(&service, resolved.clone(), &endpoints);
+                prop_assert!(view_of_node.nodes().all(|named| **named == *node), "pools of other nodes");
+
                 for zone in ZONES.into_iter().chain(["", "unknown"]) {
                     let key = key_of(&service, port);
                     let expected = reference::node_view(&service, &key, external, &slices, node, zone);
-                    let local = |family| view_of_all.local_pool(family, node).cloned().unwrap_or_default();
-                    let actual = reference::NodeView {
-                        any_endpoints: view_of_all.port.any_endpoints,
-                        cluster: PerFamily::from_fn(|family| view_of_all.cluster_pool(family, node, zone).clone()),
-                        local: PerFamily::from_fn(local),
-                        established: PerFamily::from_fn(|family| unused(&view_of_all, family, node, zone)),
-                    };
-                    prop_assert_eq!(actual, expected, "{} in {}", node, zone);
+                    prop_assert_eq!(&node_view(&view_of_all, node, zone), &expected, "{} in {}", node, zone);
+                    prop_assert_eq!(&node_view(&view_of_node, node, zone), &expected, "only {} in {}", node, zone);
 
                     // The explanation agrees with the view.
                     let endpoints = ServiceEndpoints::all(&slices);
                     let explanation = explain(&service, without_conflicts(&service, port), &endpoints, node, zone);
                     prop_assert_eq!(&explanation.port, &view_of_all.port);
                     for family in IpFamily::ALL {
-                        let cluster = view_of_all.cluster_pool(family, node, zone).clone();
-                        prop_assert_eq!(explained_pool(&explanation, family, |one| &one.cluster), pairs(&cluster));
-                        prop_assert_eq!(explained_pool(&explanation, family, |one| &one.local), pairs(&local(family)));
+                        let explained = explained_pool(&explanation, family, |one| &one.cluster);
+                        prop_assert_eq!(explained, pairs(&expected.cluster[family]));
+                        let explained = explained_pool(&explanation, family, |one| &one.local);
+                        prop_assert_eq!(explained, pairs(&expected.local[family]));
                     }
                     let listed: usize = slices
                         .iter()
@@ -169,7 +183,7 @@ fn endpoints_are_gone_without_their_node_or_without_a_slice() {
         let port = without_conflicts(&service, &service.ports[0]);
         let slices = [slice("a", "s", endpoints)];
         let nodes = [("node-0".into(), Arc::new(NodeInfo::unknown("node-0")))].into();
-        let topology = KnownTopology { nodes: &nodes, zones: &BTreeMap::new() };
+        let topology = KnownTopology { nodes: &nodes, zones: &BTreeMap::new(), only_node: None };
         let view = view(&service, port, &ServiceEndpoints::all(&slices).located_in(topology));
         [&view.gone, &view.established].map(|pools| addresses(&pools.v4.default))
     };

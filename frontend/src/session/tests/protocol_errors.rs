@@ -55,6 +55,16 @@ async fn hello_must_have_the_name_of_a_node() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn local_process_serves_its_node_only() {
+    let config = Config { only_node: Some("node-0".into()), ..Config::default() };
+    let fixture = Fixture::with(config, small()).await;
+    drop(fixture.joined("node-0").await);
+    let expected = "hello.node: this process serves node node-0 only, as `fairlead local` does: \
+                    connect to a `fairlead frontend`";
+    ends_with(fixture.connect(hello("node-1")).await, expected).await;
+}
+
 /// A half-upgraded cluster: the node is without a stream, and the status says why. Another client cannot write that.
 #[tokio::test(start_paused = true)]
 async fn status_has_the_reason_of_a_stream_rejected_before_welcome() {
