@@ -26,6 +26,8 @@ pub struct ServicePorts {
     /// None is empty.
     chunks: Arc<Vec<Arc<Chunk>>>,
     len: usize,
+    /// Where something was changed last, or would be now: operations on the pools of a service port follow each other.
+    last_changed: Place,
 }
 
 type Chunk = Vec<Entry>;
@@ -37,6 +39,7 @@ struct Entry {
 }
 
 /// The place of a key in the chunks.
+#[derive(Clone, Copy, Default)]
 struct Place {
     chunk: usize,
     entry: usize,
@@ -133,8 +136,9 @@ impl ServicePorts {
 
     /// The service port with the hash of its key, to be changed. Its key must stay the same.
     pub(super) fn get_mut(&mut self, key: &ServicePortKey) -> Option<(KeyHash, &mut ServicePortState)> {
-        let Place { chunk, entry } = self.find(key).ok()?;
-        let entry = &mut self.chunk_mut(chunk)[entry];
+        let place = self.find(key).ok()?;
+        self.last_changed = place;
+        let entry = &mut self.chunk_mut(place.chunk)[place.entry];
         Some((entry.hash, Arc::make_mut(&mut entry.service_port)))
     }
 
@@ -150,6 +154,8 @@ impl ServicePorts {
         service_port: ServicePortState,
     ) -> Option<Arc<ServicePortState>> {
         let place = self.find(&service_port.port.key);
+        let (Ok(last_changed) | Err(last_changed)) = place;
+        self.last_changed = last_changed;
         let new = Entry { hash, service_port: Arc::new(service_port) };
         match place {
             Ok(Place { chunk, entry }) => {
@@ -227,8 +233,16 @@ impl ServicePorts {
         Arc::make_mut(&mut Arc::make_mut(&mut self.chunks)[chunk])
     }
 
+    fn key_at(&self, Place { chunk, entry }: Place) -> Option<&ServicePortKey> {
+        self.chunks.get(chunk)?.get(entry).map(Entry::key)
+    }
+
     /// Where a key is, or where it belongs: in the last chunk that does not begin with a higher one.
     fn find(&self, key: &ServicePortKey) -> Result<Place, Place> {
+        if self.key_at(self.last_changed) == Some(key) {
+            return Ok(self.last_changed);
+        }
+
         let chunk = self.chunks.partition_point(|chunk| chunk[0].key() <= key).saturating_sub(1);
         let entries = self.chunks.get(chunk).map_or(&[][..], |chunk| chunk);
         match entries.binary_search_by(|entry| entry.key().cmp(key)) {
