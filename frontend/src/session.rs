@@ -92,7 +92,9 @@ pub enum SessionError {
     #[error(transparent)]
     Denied(#[from] AccessDenied),
     /// The frontend serves another node only.
-    #[error("hello.node: this process serves node {0} only, as `fairlead local` does: connect to a `fairlead frontend`")]
+    #[error(
+        "hello.node: this process serves node {0} only, as `fairlead local` does: connect to a `fairlead frontend`"
+    )]
     OtherNode(Arc<str>),
     /// The client and this frontend support different protocol versions.
     #[error("no common protocol version: {0}")]

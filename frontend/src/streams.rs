@@ -91,13 +91,15 @@ pub(crate) struct Fleet {
     streams: BTreeMap<u64, StreamStatus>,
     /// The backend streams of each node. The newest one, which has the highest id, represents the node.
     backends: BTreeMap<Arc<str>, BTreeSet<u64>>,
-    /// What nodes have programmed by their newest streams, the oldest revision first. A node whose object was deleted
-    /// does not count.
-    programmed: BTreeSet<(Revision, Arc<str>)>,
-    /// What backends without a Node object have programmed, in the same way.
-    unlisted: BTreeSet<(Revision, Arc<str>)>,
-    /// Those whose newest stream reports failures. Few.
-    failing: BTreeSet<Arc<str>>,
+    /// The newest streams of all nodes with what they have programmed, the oldest revision first. A node whose object
+    /// was deleted does not count.
+    programmed: BTreeSet<(Revision, u64)>,
+    /// Those of backends without a Node object, in the same way.
+    unlisted: BTreeSet<(Revision, u64)>,
+    /// The streams in `programmed` that report failures. Few.
+    failing: BTreeSet<u64>,
+    /// Why the frontend ended the last stream of a node, until a later stream succeeds. Few.
+    errors: BTreeMap<Arc<str>, String>,
     /// When a node of the cluster that owed no answer for long last lost its backend here, or appeared.
     last_left: Option<Instant>,
     /// The nodes of the cluster with a backend stream.
@@ -117,8 +119,6 @@ pub(crate) struct NodeRecord {
     /// If it owed an answer when its last stream ended: since when. A node that connects again and again makes no
     /// progress by that.
     owing: Option<Instant>,
-    /// Why the frontend ended its last stream, until a later stream succeeds.
-    error: Option<String>,
     /// When its state last differed from what was sent, as it says.
     differed: Option<Instant>,
     /// When it was last rolled back from what it says that it had.
@@ -252,7 +252,11 @@ impl Streams {
 
     /// Records why the frontend ended the stream of a node's backend.
     pub(crate) fn set_error(&self, node: &str, error: String) {
-        self.change_record(node, |record| record.error = Some(error));
+        self.with(|fleet| {
+            if let Some((name, _)) = fleet.nodes.get_key_value(node) {
+                fleet.errors.insert(name.clone(), error);
+            }
+        });
     }
 
     /// Records that the backend of a node was rolled back.
@@ -302,10 +306,16 @@ impl Streams {
     fn with<T>(&self, act: impl FnOnce(&mut Fleet) -> T) -> T {
         let mut fleet = lock(&self.fleet);
         let result = act(&mut fleet);
-        let (programmed, open) = (fleet.programmed_on_all_nodes(), fleet.streams.len());
+        self.publish(&fleet);
+        result
+    }
+
+    /// Notifies the receivers of what has changed. The fleet stays locked, so that the last value is the newest one.
+    fn publish(&self, fleet: &Fleet) {
+        let programmed = fleet.programmed_on_all_nodes();
+        let open = fleet.streams.len();
         self.open.send_if_modified(|current| mem::replace(current, open) != open);
         self.programmed.send_if_modified(|current| mem::replace(current, programmed) != programmed);
-        result
     }
 }
 
@@ -361,7 +371,7 @@ impl Fleet {
     /// How many backends without a Node object have not programmed a revision, and have lagged for less than this time.
     pub(crate) fn unlisted_behind(&self, revision: Revision, max_lag: Duration) -> usize {
         let behind = self.unlisted.iter().take_while(|(programmed, _)| *programmed < revision);
-        let behind = behind.filter_map(|(_, node)| self.current(node));
+        let behind = behind.filter_map(|(_, id)| self.streams.get(id));
         behind.filter(|status| !status.is_stalled() && status.lag() < max_lag).count()
     }
 
@@ -373,7 +383,7 @@ impl Fleet {
     /// The newest streams of the nodes that have not programmed a revision.
     pub(crate) fn behind(&self, revision: Revision) -> impl Iterator<Item = &StreamStatus> {
         let behind = self.programmed.iter().take_while(move |(programmed, _)| *programmed < revision);
-        behind.filter_map(|(_, node)| self.current(node))
+        behind.filter_map(|(_, id)| self.streams.get(id))
     }
 
     /// Whether the backend of a node is connected, and has programmed a state since.
@@ -383,12 +393,12 @@ impl Fleet {
 
     /// The newest streams of the nodes that report failures.
     pub(crate) fn failing_backends(&self) -> impl Iterator<Item = &StreamStatus> {
-        self.failing.iter().filter_map(|node| self.current(node))
+        self.failing.iter().filter_map(|id| self.streams.get(id))
     }
 
     /// Why the node's last stream was ended, until a later stream succeeds.
     pub(crate) fn last_error(&self, node: &str) -> Option<&str> {
-        self.nodes.get(node)?.error.as_deref()
+        self.errors.get(node).map(String::as_str)
     }
 
     /// How many nodes have said within [`INCIDENT_RETENTION`] that their state differs from what they were sent.
@@ -420,22 +430,19 @@ impl Fleet {
         id
     }
 
-    /// Changes the status of a stream. Most changes of a message concern nothing that is counted, and cost no look-up
-    /// by name.
-    fn change<T>(&mut self, id: u64, change: impl FnOnce(&mut StreamStatus) -> T) -> Option<T> {
-        let status = self.streams.get_mut(&id)?;
-        let before = status.counted();
-
-        let result = change(status);
-
-        if status.counted() != before {
-            let node = status.node.clone();
-            if self.backends.get(&node).and_then(BTreeSet::last) == Some(&id) {
-                self.uncount(&node, before.programmed);
-                self.count(&node);
+    /// Changes what a stream counts as. Only the newest stream of a node counts.
+    fn update_count(&mut self, id: u64, before: Counted, after: Counted) {
+        if self.unlisted.remove(&(before.programmed, id)) {
+            self.unlisted.insert((after.programmed, id));
+        }
+        if self.programmed.remove(&(before.programmed, id)) {
+            self.programmed.insert((after.programmed, id));
+            if after.is_failing {
+                self.failing.insert(id);
+            } else {
+                self.failing.remove(&id);
             }
         }
-        Some(result)
     }
 
     fn remove(&mut self, id: u64) {
@@ -462,22 +469,17 @@ impl Fleet {
         let is_new = !self.nodes.contains_key(node);
         if is_new {
             let disconnected_since = Instant::now();
-            let new = NodeRecord {
-                disconnected_since,
-                owing: None,
-                error: None,
-                differed: None,
-                rolled_back: None,
-                has_addresses: None,
-            };
+            let new =
+                NodeRecord { disconnected_since, owing: None, differed: None, rolled_back: None, has_addresses: None };
             self.recount(node, |fleet| fleet.nodes.insert(node.clone(), new));
             self.cluster.insert(node);
             self.last_left = Some(Instant::now());
         }
         if is_first {
-            let Self { nodes, programmed, unlisted, failing, .. } = self;
-            unlisted.extend(programmed.extract_if(.., |(_, node)| !nodes.contains_key(node)));
-            failing.retain(|node| nodes.contains_key(node));
+            let Self { nodes, streams, programmed, unlisted, failing, .. } = self;
+            let is_unlisted = |id: &u64| streams.get(id).is_none_or(|status| !nodes.contains_key(&status.node));
+            unlisted.extend(programmed.extract_if(.., |(_, id)| is_unlisted(id)));
+            failing.retain(|id| !is_unlisted(id));
         }
         is_new
     }
@@ -495,46 +497,57 @@ impl Fleet {
         let existed = self.recount(node, |fleet| fleet.nodes.remove(node)).is_some();
         if existed {
             self.cluster.remove(node);
+            self.errors.remove(node);
         }
         existed
     }
 
     /// The newest backend stream of a node.
     fn current(&self, node: &str) -> Option<&StreamStatus> {
-        self.streams.get(self.backends.get(node)?.last()?)
+        self.streams.get(&self.current_id(node)?)
+    }
+
+    fn current_id(&self, node: &str) -> Option<u64> {
+        self.backends.get(node)?.last().copied()
     }
 
     /// Changes what concerns a node, and updates the sums over all nodes.
     fn recount<T>(&mut self, node: &Arc<str>, change: impl FnOnce(&mut Self) -> T) -> T {
-        if let Some(programmed) = self.current(node).map(|status| status.programmed) {
-            self.uncount(node, programmed);
+        if let Some(id) = self.current_id(node) {
+            self.uncount(node, id);
         }
         let result = change(self);
-        self.count(node);
+        if let Some(id) = self.current_id(node) {
+            self.count(node, id);
+        }
         result
     }
 
-    /// Takes a node, whose newest stream counted with this revision, out of the sums over all nodes.
-    fn uncount(&mut self, node: &Arc<str>, programmed: Revision) {
-        let entry = (programmed, node.clone());
+    /// Takes a node with its newest stream out of the sums over all nodes.
+    fn uncount(&mut self, node: &Arc<str>, id: u64) {
+        let Some(status) = self.streams.get(&id) else { return };
+        let entry = (status.programmed, id);
+
         self.programmed.remove(&entry);
         self.unlisted.remove(&entry);
-        self.failing.remove(node);
+        self.failing.remove(&id);
         if self.nodes.contains_key(node) {
             self.connected.remove(node);
         }
     }
 
-    /// Adds a node to the sums over all nodes, if its backend is connected.
-    fn count(&mut self, node: &Arc<str>) {
-        let Some(Counted { programmed, is_failing }) = self.current(node).map(StreamStatus::counted) else { return };
+    /// Adds a node with its newest stream to the sums over all nodes.
+    fn count(&mut self, node: &Arc<str>, id: u64) {
+        let Some(status) = self.streams.get(&id) else { return };
+        let Counted { programmed, is_failing } = status.counted();
+
         if self.lacks_node(node) {
-            self.unlisted.insert((programmed, node.clone()));
+            self.unlisted.insert((programmed, id));
             return;
         }
-        self.programmed.insert((programmed, node.clone()));
+        self.programmed.insert((programmed, id));
         if is_failing {
-            self.failing.insert(node.clone());
+            self.failing.insert(id);
         }
         if self.nodes.contains_key(node) {
             self.connected.insert(node);
@@ -550,24 +563,33 @@ fn listed(nodes: &[Arc<str>]) -> &[Arc<str>] {
 // === impl StreamGuard ===
 
 impl StreamGuard {
-    /// Changes the status, and returns what `change` returns.
+    /// Changes the status, and returns what `change` returns. Most changes concern nothing that is counted.
     pub(crate) fn update<T: Default>(&self, change: impl FnOnce(&mut StreamStatus) -> T) -> T {
-        self.streams.with(|fleet| fleet.change(self.id, change)).unwrap_or_default()
+        let mut fleet = lock(&self.streams.fleet);
+        let Some(status) = fleet.streams.get_mut(&self.id) else { return T::default() };
+        let before = status.counted();
+
+        let result = change(status);
+
+        let after = status.counted();
+        if after != before {
+            fleet.update_count(self.id, before, after);
+            self.streams.publish(&fleet);
+        }
+        result
     }
 
     /// Records that the state of the client's node differed from what was sent.
     pub(crate) fn differed(&self) {
-        self.change_record(|record| record.differed = Some(Instant::now()));
+        if let Some(node) = &self.backend {
+            self.streams.change_record(node, |record| record.differed = Some(Instant::now()));
+        }
     }
 
     /// Clears the error of an earlier stream: the client has acknowledged a revision on this one.
     pub(crate) fn clear_error(&self) {
-        self.change_record(|record| record.error = None);
-    }
-
-    fn change_record(&self, change: impl FnOnce(&mut NodeRecord)) {
         if let Some(node) = &self.backend {
-            self.streams.change_record(node, change);
+            lock(&self.streams.fleet).errors.remove(node);
         }
     }
 }

@@ -128,6 +128,7 @@ impl EndingPod {
                 break;
             }
         }
+        drain.behind.sort_unstable();
         drain.state = if drain.behind.is_empty() { DrainState::Drained } else { DrainState::Behind };
         drain
     }
