@@ -148,6 +148,10 @@ macro_rules! conformance {
                 loopback_endpoints_are_ignored,
                 #[shared]
                 external_ip_that_is_a_cluster_ip_is_not_served,
+                #[shared]
+                loopback_load_balancer_ip_is_not_served,
+                #[rules]
+                service_with_the_longest_names_is_programmed,
                 #[rules]
                 invalid_source_range_closes_the_address,
                 #[rules]
@@ -258,6 +262,8 @@ macro_rules! conformance {
             slices {
                 #[shared]
                 endpoints_of_all_slices_are_used,
+                #[shared]
+                relabelled_slice_moves_its_endpoints,
                 #[shared]
                 duplicate_address_is_that_of_the_live_pod,
                 pods_may_differ_in_target_ports,

@@ -1,6 +1,6 @@
 //! Invalid input: the frontend reports object and field, and everything else works.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use serde_json::{Value, json};
 
@@ -10,10 +10,12 @@ use crate::{
     deployment::{Backend, Deployment, TIMEOUT},
     manifests::Service,
     plan::{self, DualStack, IpFamily},
-    wire::Protocol,
+    wire::{Failure, Protocol},
 };
 
 const PORT: u16 = 80;
+/// The longest name of a namespace, a Service or a port that the API accepts.
+const LONGEST_NAME: usize = 63;
 
 // === the cases ===
 
@@ -74,6 +76,44 @@ pub fn external_ip_that_is_a_cluster_ip_is_not_served(backend: Backend) {
         mark,
         &["default/other", "spec.externalIPs", "would shadow the cluster IP of Service default/web"],
     );
+    assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
+    assert_unaffected(&deployment);
+}
+
+/// A load-balancer IP of 127.0.0.1 or ::1 takes over no port of a node, at which processes listen for the node itself.
+pub fn loopback_load_balancer_ip_is_not_served(backend: Backend) {
+    let loopback = DualStack::new(Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST);
+    let mut deployment = Deployment::start(backend, unaffected);
+    let service = other(deployment.cluster()).load_balancer_ip(loopback);
+
+    let mark = apply_objects(&mut deployment, &service.objects());
+
+    let parts = ["default/other", "status.loadBalancer.ingress", "127.0.0.1", "a loopback address"];
+    assert_logged(&deployment, mark, &parts);
+    let node = deployment.cluster().node('a').client();
+    for address in loopback.both() {
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            let answer = node.ask(protocol, SocketAddr::new(address, PORT)).map(|reply| reply.pod);
+            assert_eq!(answer, Err(Failure::Refused), "{protocol} {address}: no process listens there");
+        }
+    }
+    assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
+    assert_unaffected(&deployment);
+}
+
+/// A Service whose names are as long as the API accepts is programmed, without endpoints and with one.
+pub fn service_with_the_longest_names_is_programmed(backend: Backend) {
+    let mut deployment = Deployment::start(backend, unaffected);
+    let name = |letter: &str| letter.repeat(LONGEST_NAME);
+    let without = Service::new(&name("s")).namespace(&name("n")).cluster_ip(plan::cluster_ip(2)).port_all(PORT, 8080);
+    let with = without.clone().pods([deployment.cluster().pod("pod-b-1")]);
+    let vips = IpFamily::ALL.map(|family| SocketAddr::new(plan::cluster_ip(2).ip(family), PORT));
+
+    apply_objects(&mut deployment, &with_longest_port_names(&without));
+    assert_closed(&deployment.cluster().pod("pod-a-3").client(), vips);
+    assert_unaffected(&deployment);
+
+    apply_objects(&mut deployment, &with_longest_port_names(&with));
     assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
     assert_unaffected(&deployment);
 }
@@ -144,6 +184,21 @@ fn assert_logged(deployment: &Deployment, mark: usize, parts: &[&str]) {
     deployment
         .frontend()
         .wait_for(&format!("{parts:?}"), mark, TIMEOUT, |line| parts.iter().all(|part| line.contains(part)));
+}
+
+/// The objects of a Service, with the longest names of its ports.
+fn with_longest_port_names(service: &Service) -> Vec<Value> {
+    let mut objects = service.objects();
+    for object in &mut objects {
+        for field in ["/spec/ports", "/ports"] {
+            let ports = object.pointer_mut(field).and_then(Value::as_array_mut);
+            for port in ports.into_iter().flatten() {
+                let name = port["name"].as_str().expect("a name");
+                port["name"] = json!(format!("{name:p<LONGEST_NAME$}"));
+            }
+        }
+    }
+    objects
 }
 
 /// A valid Service, which must stay reachable.

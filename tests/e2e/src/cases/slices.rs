@@ -47,6 +47,37 @@ pub fn endpoints_of_all_slices_are_used(backend: Backend) {
     }
 }
 
+/// A slice that is labelled for another Service takes its endpoints there: the former Service loses them.
+pub fn relabelled_slice_moves_its_endpoints(backend: Backend) {
+    let other = Service::new("other").cluster_ip(plan::cluster_ip(2)).port_all(PORT, 8080);
+    let mut deployment = Deployment::start(backend, |_| vec![other]);
+    let cluster = deployment.cluster();
+    let client = cluster.pod("pod-a-3").client();
+    let slices = ["pod-a-1", "pod-b-1"].map(|name| (vec![Endpoint::of(cluster.pod(name))], 8080));
+    let vips_of_other = IpFamily::ALL.map(|family| SocketAddr::new(plan::cluster_ip(2).ip(family), PORT));
+
+    for (owner, pods, pods_of_other) in [
+        ("web", &["pod-a-1", "pod-b-1"][..], &[][..]),
+        ("other", &["pod-a-1"], &["pod-b-1"]),
+        ("web", &["pod-a-1", "pod-b-1"], &[]),
+    ] {
+        deployment.apply_changed(&web(), |objects| {
+            replace_slices(objects, &slices);
+            // Those of the second pod, one for each family.
+            for slice in &mut objects[3..] {
+                slice["metadata"]["labels"]["kubernetes.io/service-name"] = json!(owner);
+            }
+        });
+
+        assert_answers(&client, vips(), pods);
+        if pods_of_other.is_empty() {
+            assert_closed(&client, vips_of_other);
+        } else {
+            assert_answers(&client, vips_of_other, pods_of_other);
+        }
+    }
+}
+
 /// If two slices have the same address, because a new pod has the address of a terminating one, the live pod is used,
 /// whichever slice it is in.
 pub fn duplicate_address_is_that_of_the_live_pod(backend: Backend) {
