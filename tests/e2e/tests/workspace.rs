@@ -9,9 +9,11 @@
 //! | `cases` | docs/semantics.md names every Service conformance case |
 //! | `supply_chain` | actions and images are pinned; no check is skipped, no test retried |
 //! | `threats` | every test that docs/security.md names exists |
+//! | `elsewhere` | every test that docs/elsewhere.md links exists |
 
 mod cases;
 mod crates;
+mod elsewhere;
 mod files;
 mod supply_chain;
 mod threats;
