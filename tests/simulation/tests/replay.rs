@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// Seeds that have failed: `docs/reliability.md`.
+/// Seeds that have failed.
 const FAILED: [u64; 11] = [12, 26, 36, 1009, 1022, 40_764, 200_810, 200_886, 201_056, 50_000_160, 66_500_369];
 
 /// Seeds that are not special. `make simulate` runs fresh ones.
