@@ -6,7 +6,8 @@
 //! |---|---|
 //! | `crates` | which crate may use which, and that it uses what it declares |
 //! | `files` | every file is compiled and has an opening comment; comments fit the width; no paths of one machine |
-//! | `cases` | docs/semantics.md names every Service conformance case |
+//! | `links` | links of the documentation lead to files and headings |
+//! | `cases` | docs/semantics.md links every file of Service conformance cases |
 //! | `supply_chain` | actions and images are pinned; no check is skipped, no test retried |
 //! | `threats` | every test that docs/security.md names exists |
 //! | `elsewhere` | every test that docs/elsewhere.md links exists |
@@ -15,6 +16,7 @@ mod cases;
 mod crates;
 mod elsewhere;
 mod files;
+mod links;
 mod supply_chain;
 mod threats;
 
