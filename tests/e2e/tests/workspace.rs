@@ -9,7 +9,7 @@
 //! | `links` | links of the documentation lead to files and headings |
 //! | `cases` | docs/semantics.md links every file of Service conformance cases |
 //! | `supply_chain` | actions and images are pinned; no check is skipped, no test retried |
-//! | `threats` | every test that docs/security.md names exists |
+//! | `threats` | docs/security.md links tests for each table of threats |
 //! | `elsewhere` | every test that docs/elsewhere.md links exists |
 
 mod cases;

@@ -1,75 +1,61 @@
-//! docs/security.md: each row of a threat table names at least one test, and every test that it names exists.
+//! docs/security.md: each section with a table of threats links files with tests that show the bounds.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{fs, path::Path};
 
 use anyhow::Result;
 
-use super::{all_files, assert_about, assert_none, top, tree};
+use super::{assert_about, assert_none, top, tree};
+
+/// The header of a table of threats.
+const THREATS: &str = "| capability | bound |";
+/// What a file with tests contains.
+const MARKS: &[&str] = &["test]", "::test(", "def test_"];
+/// The folder of functions from which a macro makes tests.
+const CASES: &str = "tests/e2e/src/cases/";
 
 #[test]
-fn tests_in_the_threat_model_exist() -> Result<()> {
-    let page = fs::read_to_string(top()?.join("docs/security.md"))?;
-    assert_none(&unknown_tests(&page, &declared(&top()?)?));
+fn threats_link_tests() -> Result<()> {
+    assert_none(&without_tests(&top()?)?);
     Ok(())
 }
 
-/// The names of all functions and modules, in Rust and Python.
-fn declared(dir: &Path) -> Result<BTreeSet<String>> {
-    let mut names = BTreeSet::new();
-    for path in all_files(dir)? {
-        if path.extension().is_none_or(|extension| extension != "rs" && extension != "py") {
-            continue;
-        }
-        let code = fs::read_to_string(&path)?;
-        let mut words = code.split_whitespace().peekable();
-        while let Some(word) = words.next() {
-            if let ("fn" | "mod" | "def", Some(name)) = (word, words.peek()) {
-                names.extend(name.split(|c: char| !c.is_alphanumeric() && c != '_').next().map(str::to_owned));
-            }
-        }
-    }
-    Ok(names)
-}
-
-/// Tests on the page, in code of the form `BINARY path::of::the_test`, that do not exist, and rows of threat tables
-/// without a test. A threat table has a last column `test`. The test may be a module, with `::` at its end.
-fn unknown_tests(page: &str, known: &BTreeSet<String>) -> Vec<String> {
+/// Sections of the page with a table of threats and without a link to a file with tests, and links in their line
+/// `Tests:` to other files.
+fn without_tests(dir: &Path) -> Result<Vec<String>> {
+    let page = fs::read_to_string(dir.join("docs/security.md"))?;
     let mut problems = Vec::new();
-    let mut in_threats = false;
-    for (number, line) in page.lines().enumerate() {
-        let is_row = line.starts_with('|');
-        in_threats = is_row && (in_threats || line.ends_with("| test |"));
-        let is_header = line.ends_with("| test |") || line.starts_with("|---");
-        if !in_threats || is_header {
-            continue;
+    for section in page.split("\n#").filter(|section| section.contains(THREATS)) {
+        let title = section.lines().next().unwrap_or_default().trim_start_matches(['#', ' ']);
+        let tests =
+            section.split_once("\nTests: ").map_or("", |(_, tests)| tests.split("\n\n").next().unwrap_or_default());
+        let files: Vec<_> = tests.split("](../").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0)).collect();
+        if files.is_empty() {
+            problems.push(format!("docs/security.md: {title}: link the tests that show the bounds, after `Tests: `"));
         }
-        let cell = line.trim_end_matches('|').rsplit('|').next().unwrap_or_default();
-        let named: Vec<_> = cell.split('`').skip(1).step_by(2).collect();
-        if named.is_empty() {
-            problems.push(format!("docs/security.md:{}: name the test that shows the bound", number + 1));
-        }
-        for name in named {
-            let path = name.split_once(' ').map_or("", |(_binary, path)| path).trim_end_matches("::");
-            if !path.split("::").all(|part| known.contains(part)) {
-                problems.push(format!("docs/security.md:{}: there is no test `{name}`", number + 1));
+        for file in files {
+            let code = fs::read_to_string(dir.join(file)).unwrap_or_default();
+            if !file.starts_with(CASES) && !MARKS.iter().any(|mark| code.contains(mark)) {
+                problems.push(format!("docs/security.md: {title}: {file} has no test"));
             }
         }
     }
-    problems
+    Ok(problems)
 }
 
 // === The rule can fail ===
 
 #[test]
-fn unknown_tests_are_found() -> Result<()> {
+fn sections_without_tests_are_found() -> Result<()> {
+    let table = format!("{THREATS}\n|---|---|\n| x | y |\n");
+    let page = format!(
+        "# T\n\n## A\n\nTests: [a](../a.rs), [b](../b.py),\n[c](../c.rs)\n\n{table}\n### B\n\n{table}\n## C\n\n| x | y |\n"
+    );
     let dir = tree(&[
-        ("src/lib.rs", "mod a;\nmod deep {\n    #[test]\n    fn one() {}\n}\n"),
-        ("tests/x.py", "class X:\n    def test_two(self):\n"),
-        ("notes.md", "fn three"),
+        ("docs/security.md", &page),
+        ("a.rs", "#[tokio::test]\nfn one() {}\n"),
+        ("b.py", "class X:\n    def test_two(self):\n"),
+        ("c.rs", "fn three() {}\n"),
     ])?;
-    let page = "| x | test |\n|---|---|\n| 1 | `fairlead deep::one`, `fairlead a::`, `charts test_two` |\n| 2 | none |\n\
-                | 3 | `fairlead deep::three` |\n| 4 | `fairlead b::one`, `one` |\n\n| x | y |\n|---|---|\n| 5 | `z` |\n";
-    let expected = [":4: name the test", ":5: there is", ":6: there is", ":6: there is"];
-    assert_about(&unknown_tests(page, &declared(dir.path())?), &expected);
+    assert_about(&without_tests(dir.path())?, &["A: c.rs has no test", "B: link"]);
     Ok(())
 }
