@@ -13,7 +13,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct OutputArgs {
     /// Print the result in this format.
-    #[arg(short = 'o', long = "output", value_enum, default_value = "table", id = "output")]
+    #[arg(short = 'o', long = "output", value_enum, default_value = "table", value_name = "FORMAT", id = "output")]
     pub(crate) format: OutputFormat,
 }
 
