@@ -10,6 +10,14 @@ Generated from the source by `make generate`. `...` stands for a value.
 
 ";
 
+/// The heading of the refusals, whose messages are on another page.
+const REFUSED: &str = "## Refused objects and fields
+
+`fairlead status --problems` lists each with its object and field, and so do the log and an Event.
+[semantics.md](../semantics.md#what-is-refused) has the messages, and what is used instead.
+
+";
+
 /// An error type: each variant is a row.
 struct ErrorType {
     file: &'static str,
@@ -47,7 +55,7 @@ const TYPES: &[ErrorType] = &[
         name: "SessionError",
         heading: "A frontend closes a stream",
         fix: "The client violates the protocol, or there are too many clients. The frontend logs the node, and \
-              the client reconnects. For a backend of your own see [protocol.md](../protocol.md); for one of \
+              the client reconnects. Correct your own backend ([protocol.md](../protocol.md)); for one of \
               Fairlead, compare versions and report it.",
     },
     ErrorType {
@@ -72,14 +80,13 @@ const TYPES: &[ErrorType] = &[
     },
 ];
 
-/// Which part of an object the frontend refuses. `docs/semantics.md` has a row for each.
+/// Which part of an object the frontend refuses. `docs/semantics.md` has a row for each message.
 const REFUSALS: &[MessageSource] = &[
     MessageSource {
         path: "frontend/src/source/parse/address.rs",
         marks: &["...: "],
         heading: "Invalid address in an object",
-        fix: "Correct the object. `fairlead status --problems` lists such objects with the field. The rest of the \
-              object is used.",
+        fix: "Correct the object. The rest of it is used.",
     },
     MessageSource {
         path: "frontend/src/source/parse",
@@ -95,41 +102,37 @@ const REFUSALS: &[MessageSource] = &[
             "RFC",
         ],
         heading: "Invalid part of an object",
-        fix: "Correct the object. `fairlead status --problems` prints the object and the field before the \
-              message.",
+        fix: "Correct the object.",
     },
     MessageSource {
         path: "frontend/src/source/parse.rs",
         marks: &["not a port number", "whole object"],
         heading: "Invalid object or port",
-        fix: "As above.",
+        fix: "Correct the object.",
     },
     MessageSource {
         path: "proto/src/model/service_port.rs",
         marks: &["unknown protocol"],
         heading: "Unknown protocol",
-        fix: "As above.",
+        fix: "Correct the object.",
     },
     MessageSource {
         path: "frontend/src/index/vip_conflicts.rs",
         marks: &["not served"],
         heading: "VIP conflict between Services",
-        fix: "Two objects claim the same VIP, and the older one gets it. Remove it from one of them. `fairlead \
-              status --problems` lists them.",
+        fix: "Two objects claim the same VIP, and the older one gets it. Remove it from one of them.",
     },
     MessageSource {
         path: "frontend/src/index/policy.rs",
         marks: &["not served, because", " are served (", ", more than "],
         heading: "Service beyond a limit of the operator",
-        fix: "Make the Service smaller, or raise the limit that the message names. `fairlead status --problems` lists \
-              them.",
+        fix: "Make the Service smaller, or raise the limit that the message names.",
     },
     MessageSource {
         path: "frontend/src/view/limit.rs",
         marks: &["are used"],
         heading: "Endpoints beyond a limit of the operator",
-        fix: "As above. The subset has as many nodes as possible. If nodes have no Node object, correct `nodeName` of \
-              the endpoints.",
+        fix: "As above. If nodes have no Node object, correct `nodeName` of the endpoints.",
     },
 ];
 
@@ -138,8 +141,7 @@ const REJECTIONS: &[MessageSource] = &[
         path: "backend/src/dataplane/vip_ownership.rs",
         marks: &[" belongs to "],
         heading: "Rejected service port: VIP conflict on a node",
-        fix: "As above. `fairlead status --node NODE` lists it. It is resolved when the other service port is \
-              removed.",
+        fix: "`fairlead status --node NODE` lists it. It is resolved when the other service port is removed.",
     },
     MessageSource {
         path: "backend-ipvs/src/applied.rs",
@@ -156,11 +158,25 @@ pub(super) fn page() -> String {
     for ErrorType { file, name, heading, fix } in TYPES {
         let rows = variants(&source(file), name);
         assert!(!rows.is_empty(), "{file} has no type {name}");
-        let _ = write!(page, "## {heading}\n\n{fix}\n\n{}", header(&["message", "cause"]));
-        rows.iter().for_each(|(message, cause)| page.push_str(&row(&[&code(message), cause])));
+        let _ = write!(page, "## {heading}\n\n{fix}\n\n");
+        if rows.iter().all(|(_, cause)| cause.is_empty()) {
+            rows.iter().for_each(|(message, _)| page.push_str(&format!("- {}\n", code(message))));
+        } else {
+            page.push_str(&header(&["message", "cause"]));
+            rows.iter().for_each(|(message, cause)| page.push_str(&row(&[&code(message), cause])));
+        }
         page.push('\n');
     }
-    for MessageSource { path, marks, heading, fix } in REFUSALS.iter().chain(REJECTIONS) {
+
+    page.push_str(REFUSED);
+    page.push_str(&header(&["message", "fix"]));
+    for MessageSource { path, marks, heading, fix } in REFUSALS {
+        assert!(!messages(path, marks).is_empty(), "{path} has no such message");
+        page.push_str(&row(&[heading, fix]));
+    }
+    page.push('\n');
+
+    for MessageSource { path, marks, heading, fix } in REJECTIONS {
         let messages = messages(path, marks);
         assert!(!messages.is_empty(), "{path} has no such message");
         let _ = write!(page, "## {heading}\n\n{fix}\n\n");
