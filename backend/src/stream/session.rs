@@ -1,6 +1,6 @@
 //! A session with a frontend, and what establishes one.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, mem, time::Duration};
 
 use anyhow::Result;
 use futures::future::{self, BoxFuture};
@@ -51,7 +51,7 @@ pub trait Connect: Send + 'static {
 
 pub(super) struct OpenSession {
     session: Session,
-    /// Not sent yet. They are few: the frontend sends one commit or bookmark, and waits for its ack.
+    /// Not sent yet: at most one message of each kind.
     replies: VecDeque<ClientMessage>,
     pub(super) opened: Instant,
     /// Whether the frontend has sent anything.
@@ -123,7 +123,11 @@ impl OpenSession {
         }
     }
 
+    /// Queues a message. It replaces the one of its kind that the frontend has not read yet, because each says what is
+    /// now: a frontend that does not read must not make the queue grow.
     pub(super) fn reply(&mut self, message: ClientMessage) {
+        let kind = mem::discriminant(&message);
+        self.replies.retain(|reply| mem::discriminant(reply) != kind);
         self.replies.push_back(message);
     }
 
@@ -172,5 +176,29 @@ impl OpenSession {
         let delay = max.mul_f64(fastrand::f64());
         info!(reconnect_in_ms = delay.as_millis(), "frontend drains, will reconnect");
         self.drain_deadline = Some(Instant::now() + delay);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::model::{Ack, Revision};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn unread_replies_are_replaced_by_newer_ones() {
+        let (_messages, received) = mpsc::channel(1);
+        let (replies, mut sent) = mpsc::channel(1);
+        let mut session = OpenSession::new(Session { messages: received, replies });
+        for number in 1..=1000 {
+            session.reply(ClientMessage::Ack(Ack::complete(number, None)));
+            session.reply(ClientMessage::DigestResponse(Revision(number), Box::default()));
+        }
+        assert_eq!(session.replies.len(), 2);
+
+        session.next(true).await.unwrap();
+        assert_eq!(sent.recv().await, Some(ClientMessage::Ack(Ack::complete(1000, None))));
+        session.next(true).await.unwrap();
+        assert!(matches!(sent.recv().await, Some(ClientMessage::DigestResponse(Revision(1000), _))));
     }
 }

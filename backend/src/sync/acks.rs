@@ -1,14 +1,15 @@
 //! Which acks are due, and which propagation times are measured: the commits that were received, compared with what is
-//! programmed.
+//! programmed. An Ack is a level, of the newest commit only: a frontend waits for it before it sends another one, and
+//! one that does not must not make a node remember all of them.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::BTreeSet,
     time::{Duration, SystemTime},
 };
 
 use proto::{
     digest::Digest,
-    model::{Ack, ServicePortFailure, ServicePortKey},
+    model::{Ack, ServicePortKey},
 };
 use runtime::{Rate, TokenBucket};
 use tokio::time::Instant;
@@ -31,8 +32,8 @@ const MAX_TRIGGERS: usize = 256;
 pub(crate) struct Acks {
     /// The number of the last commit or bookmark before the session.
     before_session: u64,
-    /// The commits and bookmarks of the session that are not acked.
-    waiting: VecDeque<Received>,
+    /// The newest commit or bookmark of the session, if it is not acked.
+    waiting: Option<Received>,
     /// The last one that was acked in the session, and how.
     sent: Option<(Received, Ack)>,
     /// For acks that differ only in failures; `None`: there was none.
@@ -67,7 +68,7 @@ impl Acks {
     /// Records a commit or bookmark of the session.
     pub(super) fn received(&mut self, number: u64, digest: Digest) {
         let before_session = self.before_session;
-        self.waiting.push_back(Received { number, before_session, digest, at: Instant::now() });
+        self.waiting = Some(Received { number, before_session, digest, at: Instant::now() });
     }
 
     pub(super) fn triggered(&mut self, trigger: Trigger) {
@@ -79,14 +80,14 @@ impl Acks {
     /// The session has ended, and its acks are void. `newest`: the number of the newest commit or bookmark.
     pub(super) fn session_ended(&mut self, newest: u64) {
         self.before_session = newest;
-        self.waiting.clear();
+        self.waiting = None;
         self.sent = None;
         self.repeat_at = None;
     }
 
     /// Whether the frontend waits for an ack.
     pub(super) fn is_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+        self.waiting.is_some()
     }
 
     /// Whether an ack of the session was sent, which is repeated when more is programmed.
@@ -102,29 +103,26 @@ impl Acks {
         self.triggers.extract_if(.., is_programmed).map(|trigger| trigger.time).collect()
     }
 
-    /// Takes the acks that are due after a success of the backend. While it fails or hangs there are none.
-    pub(super) fn due(&mut self, programmed: &Programmed) -> Vec<Ack> {
+    /// Takes the Ack that is due after a success of the backend. While it fails or hangs there is none.
+    pub(super) fn due(&mut self, programmed: &Programmed) -> Option<Ack> {
         self.repeat_at = None;
+        let Some(received) = self.waiting else { return self.again(programmed) };
         let is_finished = programmed.backlog.is_empty();
-        let accepted = self.waiting.partition_point(|received| received.number <= programmed.number);
-        let Some(first) = self.waiting.front() else {
-            return self.again(programmed).into_iter().collect();
-        };
         // None is repeated while another one is owed, which will say the same and more.
-        if accepted == 0 || !is_finished && first.at.elapsed() < ACK_DELAY {
-            return Vec::new();
+        if programmed.number < received.number || !is_finished && received.at.elapsed() < ACK_DELAY {
+            return None;
         }
-        let failures = Ack::first_failures(&programmed.failures);
-        let ack = |received: Received| (received, received.ack(programmed, failures.to_vec()));
-        let acks: Vec<_> = self.waiting.drain(..accepted).map(ack).collect();
-        self.sent = acks.last().cloned();
-        acks.into_iter().map(|(_, ack)| ack).collect()
+
+        let ack = received.ack(programmed);
+        self.waiting = None;
+        self.sent = Some((received, ack.clone()));
+        Some(ack)
     }
 
     /// The last ack with what is programmed now, if that differs.
     fn again(&mut self, programmed: &Programmed) -> Option<Ack> {
         let (received, sent) = self.sent.as_mut()?;
-        let mut ack = received.ack(programmed, Ack::first_failures(&programmed.failures).to_vec());
+        let mut ack = received.ack(programmed);
         if ack.programmed_number == sent.programmed_number {
             ack.apply_time = sent.apply_time;
             // Failures that change with each part of a large change wait for the last one. Namespaces that are finished
@@ -145,7 +143,7 @@ impl Acks {
 }
 
 impl Received {
-    fn ack(&self, programmed: &Programmed, failures: Vec<ServicePortFailure>) -> Ack {
+    fn ack(&self, programmed: &Programmed) -> Ack {
         let received = self.number;
         let complete = programmed.complete.number.min(received);
         let is_finished = complete == received;
@@ -155,7 +153,7 @@ impl Received {
             unfinished_namespaces: if is_finished { BTreeSet::new() } else { programmed.unfinished_namespaces.clone() },
             digest: Some(self.digest),
             apply_time: self.at.elapsed(),
-            failures,
+            failures: Ack::first_failures(&programmed.failures).to_vec(),
             degraded: programmed.degraded.clone(),
         }
     }
@@ -176,6 +174,8 @@ fn names_fewer(ack: &Ack, sent: &Ack) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proto::model::ServicePortFailure;
+
     use super::*;
     use crate::sync::Position;
 
@@ -205,13 +205,28 @@ mod tests {
         assert_eq!(acked(&mut acks, &programmed), [(2, 2, 0)]);
     }
 
+    /// A frontend that does not wait is one that is broken, or an attacker.
+    #[test]
+    fn newest_of_many_commits_is_acked() {
+        let mut acks = Acks::default();
+        let mut programmed = Programmed::default();
+        for number in 1..=1000 {
+            programmed.complete = received(&mut acks, number);
+        }
+        programmed.number = 999;
+        assert_eq!(acked(&mut acks, &programmed), []);
+        programmed.number = 1000;
+        assert_eq!(acked(&mut acks, &programmed), [(1000, 1000, 0)]);
+        assert_eq!(acked(&mut acks, &programmed), []);
+    }
+
     /// What an earlier session has had programmed is not of this one.
     #[test]
     fn numbers_in_acks_begin_anew_with_each_session() {
         let mut acks = Acks::default();
         let numbers = |acks: &mut Acks, number, complete| {
             let programmed = Programmed { number, complete, ..Programmed::default() };
-            let ack = acks.due(&programmed).pop().unwrap();
+            let ack = acks.due(&programmed).unwrap();
             (ack.received_number, ack.programmed_number)
         };
         let before = received(&mut acks, 1);
@@ -237,7 +252,7 @@ mod tests {
         for unfinished in [&["a", "b", "c"][..], &["a", "b", "c"], &["a", "b", "d"], &["a", "b"], &["a"]] {
             programmed.unfinished_namespaces = unfinished.iter().map(|namespace| (*namespace).into()).collect();
             tokio::time::sleep(Duration::from_secs(1)).await;
-            let ack = acks.due(&programmed).pop();
+            let ack = acks.due(&programmed);
             sent.push(ack.map(|ack| ack.unfinished_namespaces.len()));
         }
         assert_eq!(sent, [Some(3), None, None, Some(2), Some(1)]);

@@ -166,7 +166,7 @@ impl<C: Connect> Follower<C> {
         for trigger in self.acks.propagated(&programmed) {
             self.metrics.propagated(trigger, SystemTime::now());
         }
-        for ack in self.acks.due(&programmed) {
+        if let Some(ack) = self.acks.due(&programmed) {
             self.stream.reply(ClientMessage::Ack(ack));
         }
     }

@@ -27,11 +27,9 @@ async fn ack_waits_until_the_backend_has_recovered() {
     assert_eq!(progress.programmed, Some((EPOCH, Revision(1))));
 
     fixture.kernel.recover();
-    for (revision, state) in [(2, 1), (3, 2), (4, 2)] {
-        let ack = peer.ack().await;
-        assert_eq!((ack.received, ack.digest), (Revision(revision), Some(total(&states[state]))));
-        assert!(ack.apply_time > Duration::ZERO);
-    }
+    let ack = peer.ack().await;
+    assert_eq!((ack.received, ack.digest), (Revision(4), Some(total(&states[2]))));
+    assert!(ack.apply_time > Duration::ZERO);
     assert_eq!(fixture.kernel.service_ports(), *states[2].service_ports());
     assert_eq!(fixture.kernel.calls().last(), Some(&Call::Reconcile(2)));
     assert_eq!(fixture.progress.borrow().error, None);
@@ -145,12 +143,9 @@ async fn commits_received_while_the_backend_works_are_applied_together() {
     tokio::time::sleep(SECOND / 2).await;
     peer.commit(2, 3, operations_between(&b, &c)).await;
     peer.commit(3, 4, operations_between(&c, &a)).await;
-    let expected = [(2, total(&b), SECOND), (3, total(&c), SECOND * 3 / 2), (4, total(&a), SECOND * 3 / 2)];
-    for (revision, digest, time) in expected {
-        let ack = peer.ack().await;
-        assert_eq!((ack.received, ack.digest), (Revision(revision), Some(digest)));
-        assert!(ack.apply_time.abs_diff(time) < SECOND / 10, "{ack:?}");
-    }
+    let ack = peer.ack().await;
+    assert_eq!((ack.received, ack.digest), (Revision(4), Some(total(&a))), "of the newest one");
+    assert!(ack.apply_time.abs_diff(SECOND * 3 / 2) < SECOND / 10, "{ack:?}");
     assert!(begin.elapsed() < 3 * SECOND);
     assert_eq!(fixture.kernel.calls()[calls..], [Call::Apply(2), Call::Apply(2)]);
     fixture.stop().await;

@@ -67,7 +67,6 @@ async fn follow() {
     peer.barrier().await;
     fixture.kernel.recover();
     peer.ack().await;
-    peer.ack().await;
     assert_eq!(status().await, Some(200));
 
     peer.commit(3, 4, operations_between(&states[0], &states[1])).await;
