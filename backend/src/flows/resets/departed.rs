@@ -112,7 +112,14 @@ impl Departed {
         let remembered = self.service_ports.iter().map(|(key, endpoints)| (key.namespace.clone(), endpoints.len()));
         let mut excess = Excess::beyond(MAX, remembered);
         self.service_ports.retain(|key, endpoints| {
-            endpoints.retain(|_, _| !excess.take(&key.namespace));
+            endpoints.retain(|_, departure| {
+                let is_forgotten = excess.take(&key.namespace);
+                if is_forgotten && departure.due.is_some() {
+                    // Nothing would remove its rules when it returns.
+                    self.revoked.insert(key.namespace.clone());
+                }
+                !is_forgotten
+            });
             !endpoints.is_empty()
         });
     }

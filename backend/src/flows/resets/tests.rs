@@ -331,6 +331,21 @@ fn endpoints_that_departed_are_bounded() {
     assert_eq!((of_two[..39].iter().sum::<usize>(), of_two[39]), (8192 - 300, 300));
 }
 
+/// It may return, and clients would then be reset that it serves.
+#[test]
+fn rules_of_forgotten_endpoints_are_removed() {
+    let mut fixture = departed(&web(&ONE, &[GONE]));
+    assert_eq!(fixture.pass(1), 1);
+    assert!(!fixture.is_revoked());
+
+    // They need all the room that there is, and none of them is due.
+    let address = |n: u32| endpoint(&format!("10.1.{}.{}:80", n / 200, n % 200 + 1));
+    let others = [(mk_key("default/web-2"), (0..8192).map(address).collect())].into();
+    fixture.departed.committed(Some(others), &Changes::default(), &fixture.state, fixture.now);
+    assert!(fixture.is_revoked());
+    assert_eq!(fixture.departed.next_due(|_| true), None);
+}
+
 /// The table of a family as `nft` lists it; empty without one.
 fn list(family: &str) -> String {
     let output = Command::new("nft").args(["list", "table", family, table::NAME]).output().unwrap();
