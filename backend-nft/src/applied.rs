@@ -290,6 +290,12 @@ impl Applied for AppliedState {
         self.is_reconciling || IpFamily::ALL.into_iter().any(has_unneeded)
     }
 
+    /// The last transaction deletes the table of another layout, which serves until then.
+    fn is_serving(&self) -> bool {
+        let deletes_table = |operation: &Operation| matches!(operation, Operation::DeleteTable(_));
+        self.last_repairs.iter().all(|(_, repairs)| !repairs.iter().any(deletes_table))
+    }
+
     /// Those of pools to which aliases of other service ports lead.
     fn used_vips(&self, ownership: &VipOwnership) -> Vec<((IpFamily, Vip), ServicePortKey)> {
         let of_family = |(family, observed): (IpFamily, &'_ ObservedElements)| -> Vec<_> {

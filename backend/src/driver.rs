@@ -419,10 +419,19 @@ impl<P: DataPlane> Driver<P> {
         });
     }
 
+    /// The service ports that are not programmed: all of them before packets reach any.
+    fn unfinished(&self) -> BTreeSet<ServicePortKey> {
+        let is_serving = self.applied.as_ref().is_some_and(Applied::is_serving);
+        match &self.state {
+            Some(state) if !is_serving => state.service_ports().keys().cloned().collect(),
+            _ => self.queue.service_ports(),
+        }
+    }
+
     fn report(&mut self, writes: usize) -> SyncReport {
         let of_applied = self.applied.iter().flat_map(Applied::failures);
         let failures = self.ownership.failures().chain(of_applied).chain(self.quarantine.failures()).collect();
-        let unfinished = self.is_unfinished().then(|| self.queue.service_ports());
+        let unfinished = self.is_unfinished().then(|| self.unfinished());
         let has_read = mem::take(&mut self.has_read) && unfinished.is_some();
         let unusable_families = self.plane.families().unusable();
         SyncReport { writes, failures, unfinished, has_read, unusable_families, lock_wait: self.plane.lock_wait() }

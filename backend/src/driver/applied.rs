@@ -14,6 +14,12 @@ pub trait Applied: Send + 'static {
     /// Whether objects remain that no service port needs, or may remain.
     fn has_unneeded(&self) -> bool;
 
+    /// Whether packets reach what is programmed. Until they do, those of an earlier version serve, with the service
+    /// ports as they were.
+    fn is_serving(&self) -> bool {
+        true
+    }
+
     /// The VIPs whose objects in the kernel a service port uses that does not own the VIP, and that service port, as
     /// far as it is not programmed since the kernel was read.
     fn used_vips(&self, _: &VipOwnership) -> Vec<((IpFamily, Vip), ServicePortKey)> {

@@ -73,6 +73,7 @@ async fn a_restart_between_two_slices_continues() {
             assert!(calls > 8, "{calls}");
             break;
         }
+        assert_eq!(report.unfinished.map(|keys| keys.len()), Some(100), "the other table serves, after {calls} calls");
         let applied = parts::in_batches_of(BUDGET, &kernel).reconcile_all(&state).await.unwrap();
         assert_eq!(applied.failures, [], "after {calls} calls");
         assert_served(&kernel, 100);
