@@ -62,6 +62,37 @@ fn nothing_is_reset_before_the_departure_is_programmed_and_confirmed() {
     assert!(pending.take_half_open().is_some());
 }
 
+#[test]
+fn resets_wait_for_their_own_service_port() {
+    let state = |endpoints: &[&str]| {
+        let services = [("default/a", "10.96.0.1"), ("default/b", "10.96.0.2")];
+        let services = services.iter().fold(mk_state(), |state, (name, vip)| {
+            state.service(name, |one| {
+                let one = one.port(80).cluster_ip(vip).endpoints(endpoints.iter().copied());
+                if endpoints.contains(&GONE) { one } else { one.gone_endpoints([GONE]) }
+            })
+        });
+        services.build()
+    };
+    let before = state(&[ONE, GONE]);
+    let after = state(&[ONE]);
+    let later = Instant::now() + Duration::from_secs(10);
+    let keys = |due: &Due| due.ports.iter().map(|port| port.key.clone()).collect::<Vec<_>>();
+    let mut pending = TestFlows::new(&before);
+    commit(&mut pending, &before, &after);
+    pending.hand(&after);
+
+    pending.report(&[mk_key("default/a")]);
+    let due = pending.due_resets(later);
+    assert_eq!(keys(&due), [mk_key("default/b")]);
+    pending.departed.passed(&due, later);
+    assert_eq!(pending.next_reset(), None);
+
+    pending.report(&[]);
+    assert!(pending.next_reset().is_some());
+    assert_eq!(keys(&pending.due_resets(later)), [mk_key("default/a")]);
+}
+
 /// A call programs an earlier state than the one that is committed meanwhile.
 #[test]
 fn a_departure_is_programmed_with_the_state_that_lacks_the_endpoint() {
