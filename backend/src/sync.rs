@@ -18,14 +18,14 @@ mod follow;
 mod program;
 mod reporter;
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
 use proto::model::{Epoch, Revision, ServicePortFailure, ServicePortKey};
 use tokio::time::Instant;
 
-use crate::{ChangeCounts, NodeState, replica::Origin};
+use crate::{ChangeCounts, NodeState, SyncReport, backend::Work, replica::Origin};
 pub(crate) use acks::Acks;
-use backlog::Backlog;
+use backlog::{Backlog, Completed};
 pub(crate) use follow::Follower;
 pub(crate) use program::{Programmer, Schedule};
 pub(crate) use reporter::Reporter;
@@ -108,9 +108,41 @@ impl Programmed {
         self.backlog.service_ports.contains_key(key) || self.rejected.contains(key)
     }
 
+    /// Whether the kernel may still have what service ports have lost.
+    pub(crate) fn is_reconciling(&self) -> bool {
+        self.backlog.reconcile.is_some()
+    }
+
+    /// A call has succeeded. Returns what it has completed, and the service ports that the kernel has rejected before.
+    fn reported(&mut self, handed: &Target, work: Work, report: &SyncReport) -> (Completed, BTreeSet<ServicePortKey>) {
+        let rejected = report.failures.iter().map(|failure| failure.key.clone()).collect();
+        let retried = mem::replace(&mut self.rejected, rejected);
+
+        let mut completed = self.backlog.reported(handed, work, report);
+        completed.concerns_all |= retried != self.rejected;
+        (completed, retried)
+    }
+
+    /// The backend is about to be called with a state, after another one.
     #[cfg(test)]
-    pub(crate) fn add_outdated(&mut self, service_ports: impl IntoIterator<Item = ServicePortKey>) {
-        self.backlog.service_ports.extend(service_ports.into_iter().map(|key| (key, Default::default())));
+    pub(crate) fn hand(&mut self, before: &NodeState, state: &NodeState) {
+        let last = Target::stored(before.clone(), None, Origin::Stored);
+        self.backlog.hand(&last, &crate::Changes::between(before, state));
+    }
+
+    /// A call with a state has succeeded. Returns what flows are told: whether all service ports are concerned, and
+    /// those that it has programmed, unless they are outdated.
+    #[cfg(test)]
+    pub(crate) fn report(
+        &mut self,
+        state: &NodeState,
+        work: Work,
+        report: &SyncReport,
+    ) -> (bool, BTreeSet<ServicePortKey>) {
+        let handed = Target::stored(state.clone(), None, Origin::Stored);
+        let (completed, mut tried) = self.reported(&handed, work, report);
+        tried.extend(completed.service_ports.into_keys());
+        (completed.concerns_all, tried)
     }
 
     /// The backend has accepted a target.

@@ -4,7 +4,7 @@
 //! ```text
 //!   commit ────────▶ Departed: absent for seconds ──┐                              ┌─▶ connections to be reset
 //!   handed state ──▶ half_open, withdrawn ──────────┼─ not outdated in the kernel ─┼─▶ half-open connections, and
-//!   call succeeds ─▶ is_udp_due ────────────────────┘                              └─▶ UDP flows to be deleted
+//!   call succeeds ─▶ is_udp_due, is_half_open_due ──┘                              └─▶ UDP flows to be deleted
 //! ```
 
 use std::{collections::BTreeSet, mem, sync::Arc, time::Instant};
@@ -23,9 +23,7 @@ use super::{
     resets::{Departed, Due},
     udp::{WithdrawnVips, lost_vips},
 };
-use crate::{
-    Changes, DepartedEndpoints, NodeState, ServicePortState, backend::Work, dataplane::all_vips, sync::Programmed,
-};
+use crate::{Changes, DepartedEndpoints, NodeState, ServicePortState, dataplane::all_vips, sync::Programmed};
 
 /// The most VIPs that were withdrawn and wait for a cleanup; the namespaces with the most give way. Flows to others
 /// stay until their clients end them.
@@ -55,10 +53,10 @@ pub(crate) struct PendingFlows {
     overflows: CountedLog<Arc<str>>,
     /// The endpoints whose connections may have to be reset.
     pub(super) departed: Departed,
-    /// Whether the state handed last has other facts of the node.
-    is_node_changed: bool,
     /// Whether UDP flows may be stale since the last cleanup.
     is_udp_due: bool,
+    /// Whether a change that is programmed may mislead half-open connections since the last cleanup.
+    is_half_open_due: bool,
     /// Changes with what UDP flows are compared with.
     udp_version: u64,
     /// Whether a frontend has confirmed the state. Until then no flow is touched, because a state from the file, or of
@@ -83,8 +81,8 @@ impl PendingFlows {
             withdrawn: WithdrawnVips::new(),
             overflows: CountedLog::default(),
             departed: Departed::default(),
-            is_node_changed: false,
             is_udp_due: false,
+            is_half_open_due: false,
             udp_version: 0,
             is_confirmed: false,
         }
@@ -112,8 +110,7 @@ impl PendingFlows {
     /// that it lacks the difference. `is_confirmed`: a frontend has committed or confirmed the state.
     pub(crate) fn handed(&mut self, state: &NodeState, is_confirmed: bool) -> Recorded {
         let before = mem::replace(&mut self.state, state.clone());
-        self.is_node_changed = before.node() != state.node();
-        self.udp_version += u64::from(self.is_node_changed);
+        self.udp_version += u64::from(before.node() != state.node());
 
         let mut departed = DepartedEndpoints::new();
         for change in before.diff(state) {
@@ -136,19 +133,24 @@ impl PendingFlows {
     }
 
     /// A call of the backend has succeeded. `tried`: the service ports that it has programmed, if `kernel` does not say
-    /// otherwise.
-    pub(crate) fn programmed<'a>(&mut self, work: Work, tried: impl Iterator<Item = &'a ServicePortKey>) -> Recorded {
+    /// otherwise. `concerns_all`: flows to others may be stale, too, or `kernel` says of others that they are outdated.
+    pub(crate) fn programmed<'a>(
+        &mut self,
+        concerns_all: bool,
+        tried: impl Iterator<Item = &'a ServicePortKey>,
+    ) -> Recorded {
         let kernel = self.kernel.borrow();
+        let mut concerns_udp = concerns_all;
         for key in tried.filter(|key| !kernel.is_outdated(key)) {
-            self.is_udp_due |= key.protocol == Protocol::Udp;
+            concerns_udp |= key.protocol == Protocol::Udp;
             if self.state.service_port(key).is_none() {
                 self.half_open.remove(key);
             }
+            self.is_half_open_due |= self.half_open.contains_key(key);
         }
 
-        self.is_udp_due |= work == Work::Reconcile || self.is_node_changed;
-        // Also without a service port that is programmed: the call may have found that others are not.
-        self.udp_version += 1;
+        self.is_udp_due |= concerns_udp;
+        self.udp_version += u64::from(concerns_udp);
         Recorded::Due
     }
 
@@ -206,19 +208,23 @@ impl PendingFlows {
 
     /// Whether a change that is programmed may mislead half-open connections.
     pub(super) fn is_half_open_due(&self) -> bool {
-        let kernel = self.kernel.borrow();
-        self.is_confirmed && self.half_open.keys().any(|key| !kernel.is_outdated(key))
+        self.is_confirmed && self.is_half_open_due
     }
 
     /// Takes the VIPs whose flows are to be deleted, if UDP flows may be stale. Those that are withdrawn meanwhile wait
-    /// for the next cleanup: this one has missed flows to them.
+    /// for the next cleanup: this one has missed flows to them. During a reconcile they are kept for the next one, too,
+    /// because the kernel may have their old rules, and translate further packets, until it ends.
     pub(super) fn take_udp(&mut self) -> Option<WithdrawnVips> {
         if !self.is_udp_due() {
             return None;
         }
         self.is_udp_due = false;
         let kernel = self.kernel.borrow();
-        Some(self.withdrawn.extract_if(.., |_, key| !kernel.is_outdated(key)).collect())
+        let taken: WithdrawnVips = self.withdrawn.extract_if(.., |_, key| !kernel.is_outdated(key)).collect();
+        if kernel.is_reconciling() {
+            self.withdrawn.extend(taken.clone());
+        }
+        Some(taken)
     }
 
     /// A cleanup with these VIPs has failed. Those that were withdrawn again meanwhile had another owner.
@@ -246,6 +252,7 @@ impl PendingFlows {
         if !self.is_half_open_due() {
             return None;
         }
+        self.is_half_open_due = false;
         let kernel = self.kernel.borrow();
         let ports = self.half_open.extract_if(.., |key, _| !kernel.is_outdated(key)).collect();
         Some(HalfOpenPorts { ports, state: self.state.clone() })
@@ -254,6 +261,7 @@ impl PendingFlows {
     /// A pass over the connections has failed.
     pub(super) fn put_back_half_open(&mut self, ports: ChangedPorts) {
         ports.into_iter().for_each(|(key, departed)| add_departed(&mut self.half_open, key, departed));
+        self.is_half_open_due = true;
     }
 
     /// When the next connections are due to be reset. None are while the kernel may lead clients to their endpoint.

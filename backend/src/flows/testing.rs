@@ -5,11 +5,11 @@ use std::{
     ops::{Deref, DerefMut},
 };
 
-use proto::model::ServicePortKey;
+use proto::model::{ServicePortFailure, ServicePortKey};
 use tokio::sync::watch;
 
 use super::{PendingFlows, Recorded};
-use crate::{Changes, NodeState, backend::Work, sync::Programmed};
+use crate::{NodeState, SyncReport, backend::Work, sync::Programmed};
 
 /// What the programmer publishes and records.
 #[derive(Debug, Default)]
@@ -25,17 +25,26 @@ pub(super) struct TestFlows {
 impl TestKernel {
     /// A call begins.
     pub(super) fn hand(&self, pending: &mut PendingFlows, state: &NodeState) -> Recorded {
-        let changed = Changes::between(&pending.state, state).service_ports;
-        self.0.send_modify(|programmed| programmed.add_outdated(changed));
+        self.0.send_modify(|programmed| programmed.hand(&pending.state, state));
         pending.handed(state, pending.is_confirmed)
     }
 
-    /// The call ends, and the kernel lacks these service ports.
-    pub(super) fn report(&self, pending: &mut PendingFlows, work: Work, outdated: &[ServicePortKey]) -> Recorded {
-        let mut programmed = Programmed::default();
-        programmed.add_outdated(outdated.iter().cloned());
-        let tried: BTreeSet<_> = self.0.send_replace(programmed).outdated().cloned().collect();
-        pending.programmed(work, tried.iter())
+    /// The call ends, and the kernel rejects these service ports.
+    pub(super) fn report(&self, pending: &mut PendingFlows, work: Work, rejected: &[ServicePortKey]) -> Recorded {
+        let failures = rejected.iter().map(|key| ServicePortFailure::rejected(key.clone(), "invalid argument"));
+        self.end_call(pending, work, &SyncReport { failures: failures.collect(), ..SyncReport::default() })
+    }
+
+    /// The call ends, and these service ports need further ones.
+    fn report_unfinished(&self, pending: &mut PendingFlows, work: Work, unfinished: BTreeSet<ServicePortKey>) {
+        self.end_call(pending, work, &SyncReport { writes: 1, unfinished: Some(unfinished), ..SyncReport::default() });
+    }
+
+    fn end_call(&self, pending: &mut PendingFlows, work: Work, report: &SyncReport) -> Recorded {
+        let mut told = Default::default();
+        self.0.send_modify(|programmed| told = programmed.report(&pending.state, work, report));
+        let (concerns_all, tried) = told;
+        pending.programmed(concerns_all, tried.iter())
     }
 }
 
@@ -53,13 +62,18 @@ impl TestFlows {
         self.kernel.hand(&mut self.pending, state);
     }
 
-    /// A call ends, and the kernel lacks these service ports.
-    pub(super) fn report(&mut self, outdated: &[ServicePortKey]) {
-        self.report_of(Work::Apply, outdated);
+    /// A call ends, and the kernel rejects these service ports.
+    pub(super) fn report(&mut self, rejected: &[ServicePortKey]) {
+        self.report_of(Work::Apply, rejected);
     }
 
-    pub(super) fn report_of(&mut self, work: Work, outdated: &[ServicePortKey]) {
-        self.kernel.report(&mut self.pending, work, outdated);
+    pub(super) fn report_of(&mut self, work: Work, rejected: &[ServicePortKey]) {
+        self.kernel.report(&mut self.pending, work, rejected);
+    }
+
+    /// A call ends, and these service ports need further ones.
+    pub(super) fn report_unfinished(&mut self, work: Work, unfinished: BTreeSet<ServicePortKey>) {
+        self.kernel.report_unfinished(&mut self.pending, work, unfinished);
     }
 
     /// Whether a frontend has confirmed the state is known without a call.

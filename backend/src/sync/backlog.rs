@@ -28,8 +28,17 @@ pub(super) struct Backlog {
     pub(super) service_ports: BTreeMap<ServicePortKey, BacklogEntry>,
     /// The newest commit of which no fact is lacking, while some are.
     facts: Option<Position>,
-    /// The number of the target of a reconcile that is unfinished.
-    reconcile: Option<u64>,
+    /// The number of the target of a reconcile that is unfinished: what no service port needs is removed at its end.
+    pub(super) reconcile: Option<u64>,
+}
+
+/// What a call has completed.
+#[derive(Debug, Default)]
+pub(super) struct Completed {
+    pub(super) service_ports: BTreeMap<ServicePortKey, BacklogEntry>,
+    /// Whether other service ports may be concerned, too: a reconcile or facts were completed, or the kernel was found
+    /// to differ.
+    pub(super) concerns_all: bool,
 }
 
 /// A service port of which the kernel lacks something.
@@ -68,21 +77,21 @@ impl Backlog {
         }
     }
 
-    /// A call has succeeded. Takes the service ports of which nothing is lacking any more. Costs one pass over the
-    /// backlog, because a large change has many calls.
-    pub(super) fn reported(
-        &mut self,
-        handed: &Target,
-        work: Work,
-        report: &SyncReport,
-    ) -> BTreeMap<ServicePortKey, BacklogEntry> {
-        let Some(unfinished) = &report.unfinished else { return mem::take(self).service_ports };
+    /// A call has succeeded. Takes what is not lacking any more. Costs one pass over the backlog, because a large
+    /// change has many calls.
+    pub(super) fn reported(&mut self, handed: &Target, work: Work, report: &SyncReport) -> Completed {
+        let mut concerns_all = work == Work::Reconcile;
+        let Some(unfinished) = &report.unfinished else {
+            let Self { service_ports, facts, reconcile } = mem::take(self);
+            concerns_all |= facts.is_some() || reconcile.is_some();
+            return Completed { service_ports, concerns_all };
+        };
         if work == Work::Reconcile || report.has_read {
             self.reconcile = Some(handed.number);
         }
         // The first transaction contains the facts.
         if report.writes > 0 {
-            self.facts = None;
+            concerns_all |= self.facts.take().is_some();
         }
 
         // A reconcile reports neither what it has to remove nor when it has done that, until it ends.
@@ -92,14 +101,15 @@ impl Backlog {
         };
         let mut is_unfinished = ascending(unfinished);
         let is_complete = |key: &ServicePortKey, entry: &mut BacklogEntry| !is_unfinished(key) && !lingers(key, entry);
-        let completed = self.service_ports.extract_if(.., is_complete).collect();
+        let service_ports = self.service_ports.extract_if(.., is_complete).collect();
 
         // What a call has found to differ when it read the kernel.
         let mut is_known = ascending(self.service_ports.keys());
         let found: Vec<_> = unfinished.iter().filter(move |key| !is_known(key)).collect();
         let had = |key| BacklogEntry { had: handed.state.service_ports().shared(key), ..BacklogEntry::default() };
+        concerns_all |= !found.is_empty();
         self.service_ports.extend(found.into_iter().map(|key| (key.clone(), had(key))));
-        completed
+        Completed { service_ports, concerns_all }
     }
 
     /// The newest commit of which the kernel lacks nothing. `handed`: that of the last call.
@@ -157,6 +167,8 @@ mod tests {
     struct Fixture {
         backlog: Backlog,
         handed: Target,
+        /// Whether the last call has completed something that concerns all service ports.
+        concerns_all: bool,
     }
 
     /// The state of a commit: `a5` is the service port `default/a` as of revision 5.
@@ -173,7 +185,7 @@ mod tests {
     impl Fixture {
         fn start(stored: &str) -> Self {
             let handed = mk_target(0, stored);
-            Self { backlog: Backlog::unknown(&handed.state), handed }
+            Self { backlog: Backlog::unknown(&handed.state), handed, concerns_all: false }
         }
 
         /// A call with a target. Returns the service ports that it completes.
@@ -186,7 +198,8 @@ mod tests {
             let keys = |names: &str| names.split_whitespace().map(|name| mk_key(&format!("default/{name}"))).collect();
             let report = SyncReport { writes, unfinished: unfinished.map(keys), ..SyncReport::default() };
             let completed = self.backlog.reported(&self.handed, work, &report);
-            completed.into_keys().map(|key| key.name.to_string()).collect()
+            self.concerns_all = completed.concerns_all;
+            completed.service_ports.into_keys().map(|key| key.name.to_string()).collect()
         }
 
         fn programmed(&self) -> u64 {
@@ -238,6 +251,26 @@ mod tests {
         for (writes, programmed) in [(0, 1), (1, 2)] {
             fixture.call(target.clone(), Work::Apply, writes, Some(""));
             assert_eq!((fixture.programmed(), fixture.backlog.is_empty()), (programmed, programmed == 2));
+            assert_eq!(fixture.concerns_all, programmed == 2, "flows to node ports are compared after that");
+        }
+    }
+
+    /// Flows are compared again then.
+    #[test]
+    fn end_of_reconcile_concerns_all_service_ports() {
+        let mut fixture = Fixture::start("a1 b1");
+        for (revision, service_ports, work, unfinished, concerns_all) in [
+            (1, "a1 b1", Work::Reconcile, Some("b"), true),
+            (1, "a1 b1", Work::Apply, Some(""), false),
+            (2, "a2 b1", Work::Apply, Some("a"), false),
+            (2, "a2 b1", Work::Apply, None, true),
+            (3, "a3 b1", Work::Apply, None, false),
+            // A service port that has not changed may depend on one that has.
+            (4, "a4 b1", Work::Apply, Some("b"), true),
+            (4, "a4 b1", Work::Apply, None, false),
+        ] {
+            fixture.call(mk_target(revision, service_ports), work, 1, unfinished);
+            assert_eq!(fixture.concerns_all, concerns_all, "{service_ports}, unfinished: {unfinished:?}");
         }
     }
 

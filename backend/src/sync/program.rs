@@ -6,12 +6,7 @@
 //!                                                   └─────────────────┴───────────────────────────────────┘
 //! ```
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    mem,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow};
 use proto::{model::ServicePortFailure, state::ServicePortChange};
@@ -24,6 +19,7 @@ use tracing::{info, warn};
 
 use super::{
     MAX_IDLE, Programmed, Reporter, Target,
+    backlog::Completed,
     reporter::{describe_unserved, log_failures},
 };
 use crate::{
@@ -276,18 +272,14 @@ impl<B: Backend> Programmer<B> {
         }
 
         let handed = self.handed.clone();
-        let rejected = report.failures.iter().map(|failure| failure.key.clone()).collect();
-        let mut retried = BTreeSet::new();
-        let mut entries = BTreeMap::new();
-        self.programmed.send_modify(|programmed| {
-            retried = mem::replace(&mut programmed.rejected, rejected);
-            entries = programmed.backlog.reported(&handed, work, report);
-        });
-        let completed: Vec<_> = entries.iter().map(|(key, entry)| entry.change(key, &handed.state)).collect();
+        let mut reported = Default::default();
+        self.programmed.send_modify(|programmed| reported = programmed.reported(&handed, work, report));
+        let (Completed { service_ports, concerns_all }, retried) = reported;
+        let completed: Vec<_> = service_ports.iter().map(|(key, entry)| entry.change(key, &handed.state)).collect();
 
         // The kernel may accept without a change what it rejected before.
         let tried = completed.iter().map(|change| change.key).chain(&retried);
-        self.flows.record(|pending| pending.programmed(work, tried));
+        self.flows.record(|pending| pending.programmed(concerns_all, tried));
         self.publish_healthy(&completed);
         self.reporter.succeeded(B::NAME, &handed, work, &completed, report, took);
         self.publish();
@@ -350,6 +342,8 @@ impl<B: Backend> Programmer<B> {
 
 #[cfg(test)]
 mod tests {
+    use std::mem;
+
     use super::*;
     use crate::{
         NodeState,

@@ -106,6 +106,8 @@ fn commit(pending: &mut TestFlows, key: &str, departed: &[&str]) {
         let endpoint = endpoint_at(text.parse().unwrap()).unwrap();
         Endpoint { terminating: true, ..endpoint }
     };
+    // The kernel has it as it was.
+    pending.report(&[mk_key(key)]);
     pending.add_half_open([(mk_key(key), departed.iter().map(endpoint).collect())].into());
 }
 

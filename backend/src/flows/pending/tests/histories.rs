@@ -38,6 +38,11 @@ struct World {
     /// The service ports that were removed and may exist again, before that is programmed.
     removed: BTreeSet<ServicePortKey>,
     outdated: BTreeSet<ServicePortKey>,
+    /// Whether a reconcile is not finished.
+    is_reconciling: bool,
+    /// UDP service ports as a torn write has left them, and a reconcile has found them: it removes at its end what they
+    /// do not need any more.
+    torn: Vec<ServicePortState>,
     table: Table,
     /// What the backend does next.
     work: Work,
@@ -134,6 +139,8 @@ impl World {
             kernel: BTreeMap::new(),
             removed: BTreeSet::new(),
             outdated: BTreeSet::new(),
+            is_reconciling: false,
+            torn: Vec::new(),
             table: Table::default(),
             work: Work::Reconcile,
             flows: 0,
@@ -196,6 +203,8 @@ impl World {
         }
         let mut outdated: BTreeSet<_> = outdated.into_iter().filter(|_| self.rng.u8(0..3) == 0).collect();
         self.add_waiting(&mut outdated);
+        let may_remain = self.work == Work::Reconcile || self.is_reconciling;
+        self.is_reconciling = may_remain && self.rng.bool();
         self.report(outdated);
     }
 
@@ -232,6 +241,9 @@ impl World {
             let after = self.target.service_port(key);
             let before = self.kernel.insert(key.clone(), vec![after.cloned()]);
             let was_removed = self.removed.remove(key);
+            if after.is_some() && key.protocol == Protocol::Udp {
+                self.torn.extend(before.iter().flatten().flatten().cloned());
+            }
             // Half-open connections to a VIP that was withdrawn are left to their clients.
             let is_left = |flow: &Flow| {
                 let had = before.iter().flatten().flatten().any(|service| has_vip_of(service, flow));
@@ -240,16 +252,27 @@ impl World {
             };
             self.table.0.borrow_mut().retain(|flow| !is_left(flow));
         }
+        if !self.is_reconciling {
+            self.torn.clear();
+        }
         self.outdated = outdated;
-        let outdated: Vec<_> = self.outdated.iter().cloned().collect();
-        self.pending.report_of(self.work, &outdated);
+        if self.is_reconciling {
+            self.pending.report_unfinished(self.work, self.outdated.clone());
+        } else {
+            let outdated: Vec<_> = self.outdated.iter().cloned().collect();
+            self.pending.report_of(self.work, &outdated);
+        }
         self.work = Work::Apply;
     }
 
     /// Some clients send packets to VIPs.
     fn connect(&mut self) {
         let cleaned_up = self.kernel.iter().filter(|(key, _)| key.protocol != Protocol::Sctp);
-        let possible: BTreeSet<_> = cleaned_up.flat_map(|(key, states)| possible_flows(key.protocol, states)).collect();
+        let mut possible: BTreeSet<_> =
+            cleaned_up.flat_map(|(key, states)| possible_flows(key.protocol, states)).collect();
+        let torn = self.torn.iter().flat_map(|service| possible_flows(Protocol::Udp, &[Some(service.clone())]));
+        let owned: HashSet<_> = self.kernel.values().flatten().flatten().flat_map(vips).collect();
+        possible.extend(torn.filter(|(_, vip, _)| !owned.contains(vip)));
         for (protocol, vip, source) in possible {
             if self.rng.u8(0..4) == 0 {
                 self.add_flow(protocol, vip, source);
@@ -316,6 +339,7 @@ impl World {
     /// All is programmed, confirmed and cleaned up. Only flows are left that the kernel would translate so.
     fn settle(&mut self) {
         self.hand();
+        self.is_reconciling = false;
         self.report(BTreeSet::new());
         self.pending.set_confirmed(true);
         self.clean_up();
