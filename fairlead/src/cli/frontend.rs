@@ -28,7 +28,7 @@ pub(crate) struct FrontendArgs {
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
     /// Treat these CIDRs, comma-separated, as those of pods: no external IP in them is served, and no load-balancer IP
-    /// that is an endpoint. Needed where Nodes have no pod CIDRs. CIDRs shorter than /8 (IPv6: /32) protect nothing.
+    /// that is an endpoint. Needed where Nodes have no pod CIDRs. Shorter CIDRs than /8 (IPv6: /32) protect nothing.
     #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = some_addresses)]
     pub(crate) cluster_cidr: Vec<IpNet>,
 
@@ -47,14 +47,13 @@ pub(crate) struct FrontendArgs {
     #[arg(long, default_value = "1h", value_name = "TIME", value_parser = duration)]
     pub(crate) max_stream_age: Duration,
 
-    /// Keep the changes of the past in this many MiB. A node whose stream was interrupted is sent those that it missed;
-    /// when they are no longer kept, both compare their states.
+    /// Keep the changes of the past in this many MiB. A node that reconnects is sent those that it missed; if they are
+    /// no longer kept, both compare their states.
     #[arg(long, default_value = "64", value_name = "MIB")]
     pub(crate) max_history: NonZeroU16,
 
-    /// Keep at most this many connections of clients that are not identified yet from one address (IPv6: from one /64).
-    /// A further one replaces the oldest. Raise it where many nodes share an address: NAT, or a load balancer that
-    /// hides addresses.
+    /// Keep at most this many connections of unidentified clients from one address (IPv6: from one /64). A further one
+    /// replaces the oldest. Raise it where many nodes share an address: NAT, or a load balancer that hides addresses.
     #[arg(long, default_value = "64", value_name = "NUMBER")]
     pub(crate) max_connections_per_source: NonZeroUsize,
 
@@ -63,8 +62,8 @@ pub(crate) struct FrontendArgs {
     #[arg(long, default_value = "127.0.0.1:7601", value_name = "ADDRESS")]
     pub(crate) metrics: HttpAddress,
 
-    /// Serve a status page for browsers, without authentication, at ADDRESS:PORT, such as 127.0.0.1:7602, or nowhere
-    /// (`none`). It contains names and addresses of Services and nodes.
+    /// Serve a status page for browsers, without authentication, at ADDRESS:PORT, such as 127.0.0.1:7602. It has names
+    /// and addresses of Services and nodes.
     #[arg(long, default_value = "none", value_name = "ADDRESS")]
     pub(crate) page: HttpAddress,
 
@@ -89,19 +88,18 @@ pub(crate) struct SourceArgs {
 /// Settings of the cluster that are not in its objects.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ClusterArgs {
-    /// Treat these CIDRs, comma-separated, as service CIDRs, in addition to ServiceCIDR objects. Nodes drop packets to
-    /// addresses in them that no Service has.
+    /// Treat these CIDRs, comma-separated, as service CIDRs, besides ServiceCIDR objects. Nodes drop packets to their
+    /// addresses that no Service has.
     #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = some_addresses)]
     pub(crate) service_cidr: Vec<IpNet>,
 
     /// Do not create Events for Services that are not served completely and for backends that start. Events need
-    /// permission to create events.events.k8s.io.
+    /// `create` on events.events.k8s.io.
     #[arg(long)]
     pub(crate) no_events: bool,
 
     /// Remove the taint fairlead.io/starting from a node when its backend has programmed its first state. The kubelet
-    /// sets it with --register-with-taints=fairlead.io/starting:NoSchedule, so that no pod starts on a node whose
-    /// Services do not work yet. Needs permission to get and patch nodes.
+    /// sets it with --register-with-taints=fairlead.io/starting:NoSchedule. Needs `get` and `patch` on nodes.
     #[arg(long)]
     pub(crate) remove_startup_taint: bool,
 

@@ -20,8 +20,8 @@ pub(crate) struct IptablesArgs {
 
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct VariantArgs {
-    /// For iptables and ipvs: write rules with this variant of iptables, `nft` (to nf_tables) or `legacy`. Default: the
-    /// one that has chains of Fairlead or Kubernetes, else the variant of the program `iptables`.
+    /// For iptables and ipvs: write rules with this variant of iptables. Default: the variant that has chains of
+    /// Fairlead or Kubernetes, else that of the program `iptables`.
     #[arg(long, env = "FAIRLEAD_IPTABLES_VARIANT", value_name = "nft|legacy|auto", value_parser = variant)]
     iptables_variant: Option<VariantChoice>,
 }

@@ -26,8 +26,8 @@ pub(crate) struct FrontendAddressArgs {
     )]
     pub(crate) addresses: Vec<String>,
 
-    /// Discover `--frontend kubernetes:...` through this kubeconfig. It must name the API server by its own address,
-    /// not by its Service, and allow to get and list EndpointSlices in that namespace.
+    /// Discover `--frontend kubernetes:...` through this kubeconfig, which must have the API server's own address, not
+    /// its Service's, and allow to get and list EndpointSlices in that namespace.
     #[arg(long, env = "FAIRLEAD_DISCOVERY_KUBECONFIG", value_name = "FILE")]
     pub(crate) discovery_kubeconfig: Option<PathBuf>,
 
@@ -48,8 +48,7 @@ pub(crate) struct FrontendAddressArgs {
     #[arg(long, env = "FAIRLEAD_TLS_KEY", value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
 
-    /// Authenticate with this ServiceAccount token, instead of --tls-cert. It must be bound to a pod of this node, as
-    /// in a projected volume. For https.
+    /// Authenticate with this ServiceAccount token, bound to a pod of this node, instead of --tls-cert. For https.
     #[arg(long, env = "FAIRLEAD_TOKEN_FILE", value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
 }
@@ -60,27 +59,24 @@ pub(crate) struct NodeArgs {
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     pub(crate) node_name: Option<String>,
 
-    /// Keep the last committed state in this directory, so that the node can program its kernel after a reboot without
-    /// a frontend.
+    /// Keep the last committed state in this directory: after a reboot the node can program its kernel without a
+    /// frontend.
     #[arg(long, env = "FAIRLEAD_STATE_DIR", default_value = "/var/lib/fairlead", value_name = "DIR")]
     pub(crate) state_dir: PathBuf,
 
-    /// Only log what would be written, and where kube-proxy's rules behave differently. Writes no rules, sysctls,
-    /// conntrack entries or state, and serves HTTP only if --healthz, --metrics or
-    /// --drained-port is set.
+    /// Only log what would be written, and where kube-proxy's rules behave differently. Serves HTTP only if --healthz,
+    /// --metrics or --drained-port is set.
     #[arg(long)]
     pub(crate) shadow: bool,
 
-    /// Withhold losses when, within a minute, more than this percentage of the Services with endpoints lose all of
-    /// them, until a snapshot confirms it ten seconds later. Everything else is applied. Of several namespaces the one
-    /// that loses most does not count, nor do Services that had no endpoints a minute ago, nor endpoints that this node
-    /// had before it restarted. Losses of fewer than ten Services, of all namespaces together, are applied at once. 100
-    /// disables this.
+    /// Withhold losses when more than this percentage of the Services with endpoints lose all of them within a minute,
+    /// until a snapshot confirms it ten seconds later. Not counted: the namespace that loses most (of several),
+    /// Services that had no endpoints a minute ago, and endpoints from before a restart of this node. Losses of fewer
+    /// than ten Services are applied at once. 100 disables this.
     #[arg(long, default_value_t, value_name = "PERCENT")]
     pub(crate) max_loss: LossLimit,
 
-    /// Wait this long until another instance in this network namespace has ended, as during an update; then exit. Only
-    /// one may run.
+    /// Wait this long for the end of another instance in this network namespace, as during an update; then exit.
     #[arg(long, default_value = "1m", value_name = "TIME", value_parser = duration)]
     pub(crate) instance_timeout: Duration,
 

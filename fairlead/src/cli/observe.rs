@@ -10,13 +10,13 @@ use super::Effective;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ObserveArgs {
-    /// Serve /healthz (for load balancers), /livez and /readyz (for the kubelet) over HTTP, without authentication, at
-    /// ADDRESS:PORT, or nowhere (`none`). 0.0.0.0 and [::] listen in both IP families.
+    /// Serve /healthz (for load balancers), /livez and /readyz (for the kubelet) over HTTP at ADDRESS:PORT, or nowhere
+    /// (`none`). 0.0.0.0 and [::] listen in both IP families.
     #[arg(long, env = "FAIRLEAD_HEALTHZ", default_value = DEFAULT_HEALTHZ, value_name = "ADDRESS")]
     pub(crate) healthz: HttpAddress<HEALTHZ_PORT>,
 
     /// Serve /metrics, /proxyMode, /statusz, /configz and /healthz over HTTP, without authentication, at ADDRESS:PORT,
-    /// or nowhere (`none`). /statusz contains names of rejected Services.
+    /// or nowhere (`none`). /statusz has names of rejected Services.
     #[arg(long, default_value = DEFAULT_METRICS, value_name = "ADDRESS")]
     pub(crate) metrics: HttpAddress<METRICS_PORT>,
 
@@ -33,8 +33,8 @@ pub(crate) struct DrainedPortArgs {
     #[arg(long, env = "FAIRLEAD_DRAINED_PORT", default_value_t = DRAINED_PORT, value_name = "PORT")]
     pub(crate) drained_port: u16,
 
-    /// Answer it at the port of --healthz, too, if that listens at all addresses: for pods whose preStop hooks ask
-    /// there, as before --drained-port existed. Each of these hooks is logged. A later version will not have this flag.
+    /// Answer it at the port of --healthz, too, if that listens at all addresses: for older preStop hooks, which are
+    /// logged. A later version will not have this flag.
     #[arg(long, env = "FAIRLEAD_DRAINED_AT_HEALTHZ")]
     pub(crate) drained_at_healthz: bool,
 }

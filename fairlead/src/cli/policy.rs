@@ -11,8 +11,8 @@ use frontend::{
 /// Which addresses Services may claim, and how much of one Service is used.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PolicyArgs {
-    /// Serve these spec.externalIPs: `all`, `none`, or those in CIDRs, comma-separated. Every user who may write a
-    /// Service can claim them: `none` is advised where no Service needs them.
+    /// Serve these spec.externalIPs: `all`, `none` (advised where no Service needs them, because every user who may
+    /// write a Service can claim them), or those in CIDRs, comma-separated.
     #[arg(long, default_value_t, value_name = "WHICH")]
     pub(crate) external_ips: AllowedIps,
 
@@ -20,9 +20,9 @@ pub(crate) struct PolicyArgs {
     #[arg(long, default_value_t, value_name = "WHICH")]
     pub(crate) load_balancer_ips: AllowedIps,
 
-    /// Serve no Service on these TCP and UDP ports at addresses of Nodes, and as node ports, comma-separated: those of
-    /// sshd, BGP, etcd, API servers, the kubelet, other Kubernetes components, and backends. The ports of the endpoints
-    /// of default/kubernetes, and those that this process listens at, are protected as well.
+    /// Serve no Service on these TCP and UDP ports at addresses of Nodes, and as node ports, comma-separated: by
+    /// default those of sshd, BGP, etcd and Kubernetes components. The ports of the endpoints of default/kubernetes and
+    /// of this process are protected as well.
     #[arg(
         long,
         value_delimiter = ',',
@@ -31,12 +31,12 @@ pub(crate) struct PolicyArgs {
     )]
     pub(crate) protected_ports: Vec<u16>,
 
-    /// Serve no external or load-balancer IP that is an address of a Node. Always set in `local` with IPVS, and needed
-    /// in a frontend of IPVS backends: there a VIP is an address of every node, which then cannot reach the Node.
+    /// Serve no external or load-balancer IP that is an address of a Node. Needed in a frontend of IPVS backends, and
+    /// set in `local` with IPVS: there every node has each VIP as an address, and could not reach that Node.
     #[arg(long)]
     pub(crate) refuse_node_addresses: bool,
 
-    /// Serve at most this number of external and load-balancer IPs of a Service (at most 4096), the first in sorted
+    /// Serve at most this number (up to 4096) of external and load-balancer IPs of a Service, the first in sorted
     /// order.
     #[arg(long, default_value_t = ServiceLimits::default().vips, value_name = "COUNT", value_parser = list())]
     pub(crate) max_service_vips: usize,
@@ -45,8 +45,8 @@ pub(crate) struct PolicyArgs {
     #[arg(long, default_value_t = ServiceLimits::default().port_vips, value_name = "COUNT", value_parser = count())]
     pub(crate) max_service_port_vips: usize,
 
-    /// Close the load-balancer IPs of a Service with more source ranges than this (at most 4096). Ranges that others
-    /// contain or complete do not count.
+    /// Close the load-balancer IPs of a Service with more source ranges than this (up to 4096), without ranges that
+    /// others contain or complete.
     #[arg(long, default_value_t = ServiceLimits::default().source_ranges, value_name = "COUNT", value_parser = list())]
     pub(crate) max_service_source_ranges: usize,
 
@@ -55,21 +55,18 @@ pub(crate) struct PolicyArgs {
     #[arg(default_value_t = ServiceLimits::default().port_source_ranges)]
     pub(crate) max_service_port_source_ranges: usize,
 
-    /// Use at most this number of endpoints of a service port in each IP family: a subset that is the same on every
-    /// node.
+    /// Use at most this number of endpoints of a service port in each IP family, the same subset on every node.
     #[arg(long, default_value_t = ServiceLimits::default().endpoints, value_name = "COUNT", value_parser = count())]
     pub(crate) max_service_endpoints: usize,
 
-    /// Use at most this number of endpoints times ports of a Service in each IP family: a subset that is the same on
-    /// every node.
+    /// Use at most this number of endpoints times ports of a Service in each IP family, the same subset on every node.
     #[arg(long, value_name = "COUNT", value_parser = count())]
     #[arg(default_value_t = ServiceLimits::default().port_endpoints)]
     pub(crate) max_service_port_endpoints: usize,
 
-    /// Reset the TCP connections of clients, which would wait for minutes, to endpoints that are gone: `never`;
-    /// `node-gone`, those that do not serve, on a Node whose object was deleted; or `removed`, also those in no
-    /// EndpointSlice of the Service. Only once other endpoints serve. The annotation fairlead.io/reset-connections of
-    /// a Service may choose less.
+    /// Reset TCP connections to endpoints that are gone, once other endpoints serve: `never`; `node-gone`, endpoints
+    /// that do not serve, on a Node whose object was deleted; or `removed`, also endpoints in no EndpointSlice of the
+    /// Service. The annotation fairlead.io/reset-connections of a Service may choose less.
     #[arg(long, default_value_t, value_name = "WHICH")]
     pub(crate) reset_connections: ConnectionResets,
 }

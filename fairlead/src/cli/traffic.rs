@@ -10,8 +10,8 @@ use crate::config::cidr;
 
 #[derive(Debug, Args)]
 pub(crate) struct TrafficArgs {
-    /// Identify traffic of pods in this way. Traffic to cluster IPs from other sources is masqueraded; under external
-    /// policy Local, pods reach every endpoint. Default: ClusterCIDR if --cluster-cidr is set, else none.
+    /// Identify traffic of pods in this way. Other traffic to cluster IPs is masqueraded; under external policy Local,
+    /// pods reach every endpoint. Default: ClusterCIDR with --cluster-cidr, else none.
     #[arg(long, env = "FAIRLEAD_DETECT_LOCAL_MODE", value_enum, value_name = "MODE")]
     pub(crate) detect_local_mode: Option<DetectLocalMode>,
 
@@ -41,9 +41,9 @@ pub(crate) struct TrafficArgs {
     )]
     pub(crate) masquerade_bit: u8,
 
-    /// Serve node ports, health-check node ports included, at these addresses: `primary` (the node's first address of
-    /// each IP family), or local addresses in these CIDRs, comma-separated. An IP family without a CIDR serves none.
-    /// Loopback addresses are excluded.
+    /// Serve node ports and health-check node ports at these addresses: `primary` (the node's first address of each IP
+    /// family), or local addresses in these CIDRs, comma-separated. An IP family without a CIDR serves none. Loopback
+    /// addresses are excluded.
     #[arg(
         long,
         env = "FAIRLEAD_NODEPORT_ADDRESSES",

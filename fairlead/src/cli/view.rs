@@ -26,9 +26,8 @@ pub(crate) struct ViewArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServicesArgs {
-    /// List Fairlead's IPVS virtual servers in this node's kernel instead, with their endpoints, connections and drain
-    /// deadlines. Needs no frontend. For the other backends use `nft list table ip fairlead1` (`ip6`) and
-    /// `iptables-save`.
+    /// List Fairlead's IPVS virtual servers in this node's kernel instead, with endpoints, connections and drain
+    /// deadlines. For the other backends use `nft list table ip fairlead1` (`ip6`) and `iptables-save`.
     // No conflict with the flags for a frontend: their variables may be set for the backend of this node.
     #[arg(long)]
     pub(crate) kernel: bool,

@@ -28,9 +28,8 @@ pub(crate) struct TlsArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_client_ca: Option<PathBuf>,
 
-    /// Accept tokens of this ServiceAccount from backends. A token identifies the node that its pod runs on. Its
-    /// signature is verified with the keys of the API server (/openid/v1/jwks), and the API server is asked whether it
-    /// is still valid (TokenReview). May be given several times.
+    /// Accept tokens of this ServiceAccount from backends. A token identifies the node of its pod. Needs `get` on
+    /// /openid/v1/jwks and `create` on tokenreviews. May be given several times.
     #[arg(long, value_name = "NAMESPACE/NAME")]
     pub(crate) backend_service_account: Vec<ServiceAccount>,
 
@@ -39,7 +38,7 @@ pub(crate) struct TlsArgs {
     pub(crate) token_audience: String,
 
     /// Accept only tokens of this issuer: `--service-account-issuer` of the API server. May be given several times.
-    /// Others are rejected before the API server is asked. Default: every issuer that the API server accepts.
+    /// Default: every issuer that the API server accepts.
     #[arg(long, value_name = "ISSUER")]
     pub(crate) token_issuer: Vec<String>,
 
