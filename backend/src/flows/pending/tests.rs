@@ -8,6 +8,7 @@ use proto::model::IpFamily;
 
 use super::*;
 use crate::{
+    backend::Work,
     dataplane::Vip,
     flows::testing::TestFlows,
     testing::{mk_key, mk_state},
@@ -91,6 +92,28 @@ fn resets_wait_for_their_own_service_port() {
     pending.report(&[]);
     assert!(pending.next_reset().is_some());
     assert_eq!(keys(&pending.due_resets(later)), [mk_key("default/a")]);
+}
+
+/// A torn write may have left the VIP in the kernel, and a reconcile removes it at its end.
+#[test]
+fn withdrawn_vips_are_kept_until_reconcile_ends() {
+    let dns = |external_ips: &[&str]| {
+        let dns = |dns: crate::testing::ServiceBuilder| {
+            let dns = dns.port(53).cluster_ip("10.96.0.10");
+            external_ips.iter().fold(dns, |dns, ip| dns.external_ip(ip))
+        };
+        mk_state().service("default/dns/udp", dns).build()
+    };
+    let mut pending = TestFlows::new(&dns(&["198.51.100.1"]));
+    pending.hand(&dns(&[]));
+    pending.report_unfinished(Work::Reconcile, BTreeSet::new());
+    assert_eq!(pending.take_udp().unwrap().len(), 1);
+    assert!(!pending.is_udp_due());
+
+    pending.report(&[]);
+    assert_eq!(pending.take_udp().unwrap().len(), 1, "a client may have sent a packet meanwhile");
+    pending.report_of(Work::Reconcile, &[]);
+    assert_eq!(pending.take_udp().unwrap().len(), 0);
 }
 
 /// A call programs an earlier state than the one that is committed meanwhile.

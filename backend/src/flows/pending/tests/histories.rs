@@ -13,7 +13,6 @@ use proto::model::PoolClass;
 
 use super::*;
 use crate::{
-    backend::Work,
     flows::{
         half_open::endpoint_at,
         table::{FlowTable, Visit},
