@@ -51,7 +51,7 @@ pub(crate) use self::{
     view::{ChangesArgs, EndpointsArgs, PlanArgs, ServicesArgs, TestArgs, ViewArgs},
 };
 
-use crate::{config::BackendName, print::OutputArgs};
+use crate::{modes::Mode, print::OutputArgs};
 
 /// The default address of a frontend, for frontends and their clients.
 pub(crate) const DEFAULT_ADDRESS: &str = "unix:/run/fairlead/frontend.sock";
@@ -266,7 +266,7 @@ fn unix_socket(text: &str) -> Result<String, String> {
 pub(crate) struct AnyBackendArgs {
     /// Program the kernel through this backend. Required, here or in the configuration file.
     #[arg(long, value_enum)]
-    pub(crate) backend: Option<BackendName>,
+    pub(crate) backend: Option<Mode>,
     #[command(flatten)]
     pub(crate) common: CommonBackendArgs,
     #[command(flatten)]
@@ -353,33 +353,36 @@ impl BackendCommand {
 
     /// The frontend, and the backend with its settings.
     pub(crate) fn into_parts(self) -> (StreamArgs, AnyBackendArgs) {
-        let (stream, backend, common, iptables, ipvs) = match self {
-            Self::Configured { stream, any } => return (stream, any),
-            Self::Nftables { stream, common } => {
-                (stream, BackendName::Nftables, common, IptablesArgs::default(), IpvsArgs::default())
-            }
+        match self {
+            Self::Configured { stream, any } => (stream, any),
+            Self::Nftables { stream, common } => (stream, AnyBackendArgs::new(Mode::Nftables, common)),
             Self::Iptables { stream, common, iptables } => {
-                (stream, BackendName::Iptables, common, iptables, IpvsArgs::default())
+                (stream, AnyBackendArgs { iptables, ..AnyBackendArgs::new(Mode::Iptables, common) })
             }
             Self::Ipvs { stream, common, variant, ipvs } => {
-                (stream, BackendName::Ipvs, common, IptablesArgs { variant, ..IptablesArgs::default() }, ipvs)
+                let iptables = IptablesArgs { variant, ..IptablesArgs::default() };
+                (stream, AnyBackendArgs { iptables, ipvs, ..AnyBackendArgs::new(Mode::Ipvs, common) })
             }
-        };
-        (stream, AnyBackendArgs { backend: Some(backend), common, iptables, ipvs })
+        }
     }
 }
 
 impl AnyBackendArgs {
-    /// The backend that is set.
-    pub(crate) fn name(&self) -> Result<BackendName> {
+    /// A backend without flags of its mode.
+    fn new(mode: Mode, common: CommonBackendArgs) -> Self {
+        Self { backend: Some(mode), common, iptables: IptablesArgs::default(), ipvs: IpvsArgs::default() }
+    }
+
+    /// The mode that is set.
+    pub(crate) fn mode(&self) -> Result<Mode> {
         self.backend.context("no backend: set --backend, or the field `backend`, to nftables, iptables or ipvs")
     }
 
     /// Rejects settings of other backends, and those that contradict each other.
     fn validate(&self) -> Result<()> {
-        let name = self.name()?;
-        self.iptables.validate(name)?;
-        self.ipvs.validate(name)?;
+        let mode = self.mode()?;
+        self.iptables.validate(mode)?;
+        self.ipvs.validate(mode)?;
         self.common.traffic.validate()
     }
 }

@@ -6,21 +6,17 @@
 //!   kube-proxy's FILE ─▶ document ─▶ kube_proxy ─▶ settings ─▶ a file of ours | chart: values for Helm
 //! ```
 
-mod backend_name;
 pub(crate) mod chart;
-mod cidr;
 mod document;
-mod duration;
 pub(crate) mod kube_proxy;
 pub(crate) mod settings;
+mod values;
 
-pub(crate) use backend_name::BackendName;
-pub(crate) use cidr::cidr;
 pub(crate) use document::{Document, Kind, yaml_error};
-pub(crate) use duration::duration;
 pub(crate) use kube_proxy::TargetRole;
 #[cfg(test)]
 pub(crate) use kube_proxy::fields::{Effect, FIELDS};
 #[cfg(test)]
 pub(crate) use settings::flags;
 pub(crate) use settings::{Setting, field_of, to_yaml};
+pub(crate) use values::{cidr, duration};

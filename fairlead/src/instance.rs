@@ -31,7 +31,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use crate::config::BackendName;
+use crate::modes::Mode;
 
 /// The name of the socket, after a zero byte.
 const SOCKET: &str = "fairlead-backend";
@@ -141,7 +141,7 @@ impl InstanceLock {
     /// # Errors
     /// When one still runs after `timeout`.
     pub(crate) async fn acquire(
-        mode: BackendName,
+        mode: Mode,
         node: &str,
         timeout: Duration,
         shutdown: &mut Shutdown,
@@ -204,7 +204,7 @@ impl Holder {
     }
 
     /// Whether it is a backend of this mode.
-    pub(crate) fn is_backend(&self, mode: BackendName) -> bool {
+    pub(crate) fn is_backend(&self, mode: Mode) -> bool {
         let prefix = format!("backend {} ", mode.name());
         self.answer.as_ref().is_some_and(|answer| answer.starts_with(&prefix))
     }
@@ -295,7 +295,7 @@ mod tests {
         for _ in 0..3 {
             let Attempt::HeldBy(holder) = acquire() else { panic!("not held") };
             assert_eq!(holder.pid, std::process::id() as i32);
-            assert!(holder.is_backend(BackendName::Ipvs) && !holder.is_backend(BackendName::Nftables));
+            assert!(holder.is_backend(Mode::Ipvs) && !holder.is_backend(Mode::Nftables));
             assert!(holder.to_string().starts_with("backend ipvs of node node-a, version 1 (pid "), "{holder}");
         }
         drop(first);

@@ -10,6 +10,7 @@ pub mod fuzzing;
 mod http_get;
 mod instance;
 mod kubectl;
+mod modes;
 mod print;
 mod running_backend;
 mod table;

@@ -7,8 +7,9 @@ use serde_json::Value;
 
 use crate::{
     cli::node_name,
-    config::{BackendName, Setting, field_of},
+    config::{Setting, field_of},
     http_get::{RESPONSE_TIMEOUT, http_get},
+    modes::Mode,
 };
 
 /// The flag that names the backend.
@@ -42,7 +43,7 @@ impl RunningBackend {
         let text = |flag: &str| flags.get(flag).and_then(|flag| flag["value"].as_str());
 
         let by_command = command.strip_prefix("backend ").filter(|name| *name != "configured");
-        let name = BackendName::from_str(by_command.or_else(|| text(BACKEND))?, false).ok()?;
+        let name = Mode::from_str(by_command.or_else(|| text(BACKEND))?, false).ok()?;
         let node = node_name(text("node-name")).ok()?;
         let given = flags.iter().filter(|(flag, given)| *flag != BACKEND && given["from"] != "default");
         let given = given.map(|(flag, given)| Setting::new(flag, field_of(flag), given["value"].clone()));

@@ -10,7 +10,7 @@ use super::{
     node::node_name,
     observe::{DEFAULT_METRICS, METRICS_PORT},
 };
-use crate::{config::BackendName, print::OutputArgs};
+use crate::{modes::Mode, print::OutputArgs};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -70,7 +70,7 @@ pub(crate) struct RunningBackendArgs {
 pub(crate) struct InspectedNodeArgs {
     /// Inspect the node for this backend. Default: the running one, else nftables.
     #[arg(long, env = "FAIRLEAD_BACKEND", value_enum, default_value = "nftables", hide_default_value = true)]
-    pub(crate) backend: BackendName,
+    pub(crate) backend: Mode,
 
     /// Run as this node, its Node's metadata.name. Default: that of the running backend, else the host name in lower
     /// case.

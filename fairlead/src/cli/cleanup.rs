@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, ValueEnum};
 
 use super::{ExcludeArgs, VariantArgs};
-use crate::{config::BackendName, print::OutputArgs};
+use crate::{modes::Mode, print::OutputArgs};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -16,7 +16,7 @@ Exit codes:
 pub(crate) struct CleanupArgs {
     /// Remove all kernel objects and the state of this backend, which must not run.
     #[arg(long, value_enum, group = "owner")]
-    pub(crate) backend: Option<BackendName>,
+    pub(crate) backend: Option<Mode>,
 
     /// Remove all kernel objects and the state of all backends of Fairlead. None may run.
     #[arg(long, group = "owner")]

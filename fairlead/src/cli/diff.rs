@@ -8,7 +8,7 @@ use super::{
     DrainedPortArgs, HttpAddress, IptablesArgs, IpvsArgs, OtherProxy, RunningBackendArgs, TrafficArgs, ViewArgs,
     observe::{DEFAULT_HEALTHZ, HEALTHZ_PORT},
 };
-use crate::config::BackendName;
+use crate::modes::Mode;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -30,7 +30,7 @@ Exit codes:
 pub(crate) struct DiffArgs {
     /// Compare with this backend. Default: the running one, else the one whose objects are in this node's kernel.
     #[arg(long, value_enum)]
-    pub(crate) backend: Option<BackendName>,
+    pub(crate) backend: Option<Mode>,
 
     /// Compare with the rules of another proxy, service port by service port.
     #[arg(long, value_enum, conflicts_with = "backend")]

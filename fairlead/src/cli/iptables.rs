@@ -5,7 +5,7 @@ use backend::dataplane::{DataplaneOptions, LocalhostNodePorts};
 use clap::Args;
 use iptables::Variant;
 
-use crate::config::BackendName;
+use crate::modes::Mode;
 
 #[derive(Debug, Default, Args)]
 pub(crate) struct IptablesArgs {
@@ -39,11 +39,12 @@ impl IptablesArgs {
     }
 
     /// Rejects the flags for other backends.
-    pub(crate) fn validate(&self, backend: BackendName) -> Result<()> {
-        if self.iptables_localhost_nodeports && backend != BackendName::Iptables {
+    pub(crate) fn validate(&self, mode: Mode) -> Result<()> {
+        let traits = mode.traits();
+        if self.iptables_localhost_nodeports && !traits.serves_localhost_nodeports {
             bail!("--iptables-localhost-nodeports applies to the iptables backend only");
         }
-        if self.variant.iptables_variant.is_some() && backend == BackendName::Nftables {
+        if self.variant.iptables_variant.is_some() && !traits.runs_iptables {
             bail!("--iptables-variant applies to the iptables and ipvs backends only");
         }
         Ok(())
@@ -86,7 +87,7 @@ mod tests {
     fn flags_apply_to_iptables_only() {
         for given in [&["--iptables-variant", "nft"][..], &["--iptables-localhost-nodeports"]] {
             let args = local("iptables", given).any.iptables;
-            assert!(args.validate(BackendName::Nftables).is_err());
+            assert!(args.validate(Mode::Nftables).is_err());
             let error = parse(&[&["local", "--backend=nftables"], given].concat()).unwrap_err();
             assert!(error.contains("only"), "{error}");
         }

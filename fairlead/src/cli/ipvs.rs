@@ -10,7 +10,10 @@ use ipnet::IpNet;
 use iptables::VariantSelection;
 use proto::model::IpvsScheduler;
 
-use crate::config::{BackendName, cidr, duration};
+use crate::{
+    config::{cidr, duration},
+    modes::Mode,
+};
 
 #[derive(Debug, Default, PartialEq, Args)]
 pub(crate) struct IpvsArgs {
@@ -78,8 +81,8 @@ impl IpvsArgs {
     }
 
     /// Rejects the flags for other backends.
-    pub(crate) fn validate(&self, backend: BackendName) -> Result<()> {
-        if backend != BackendName::Ipvs && *self != Self::default() {
+    pub(crate) fn validate(&self, mode: Mode) -> Result<()> {
+        if mode != Mode::Ipvs && *self != Self::default() {
             bail!("the flags --ipvs-... apply to the ipvs backend only");
         }
         Ok(())

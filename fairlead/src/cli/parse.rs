@@ -13,10 +13,11 @@ use clap::{
 use super::{Cli, ConntrackArgs, Effective, FrontendAddressArgs, effective::leaf};
 use crate::{
     config::{
-        BackendName, Document, Kind, Setting, TargetRole, field_of,
+        Document, Kind, Setting, TargetRole, field_of,
         kube_proxy::{self, Conversion},
         settings,
     },
+    modes::Mode,
     running_backend::RunningBackend,
 };
 
@@ -216,7 +217,7 @@ fn given_settings(mut document: Document, matches: &ArgMatches) -> Result<(Vec<S
     if kind.command().first() != Some(&command) {
         bail!("kind: {} is for `fairlead {}`, not for `{command}`", kind.name(), kind.command().join(" "));
     }
-    let backend_name = |name: &str| BackendName::from_str(name, false).ok();
+    let backend_name = |name: &str| Mode::from_str(name, false).ok();
     if let Some(named) = path.get(1).copied().and_then(backend_name)
         && let Some(backend) = document.fields.remove("backend")
         && backend.as_str().and_then(backend_name) != Some(named)

@@ -1,14 +1,14 @@
-//! The data planes of the three backends: opens the one that a setting names, and finds those that have programmed this
-//! node.
+//! The data planes of the modes: opens one of them, and finds those that have programmed this node.
 
 use anyhow::Result;
 use backend::dataplane::DataplaneOptions;
-use iptables::VariantSelection;
+use clap::ValueEnum as _;
+use iptables::{Variant, VariantSelection};
 use proto::model::IpFamily;
 
 use crate::{
     cli::{IptablesArgs, IpvsArgs},
-    config::BackendName,
+    modes::Mode,
 };
 
 /// The settings of a data plane. Each backend reads its own.
@@ -25,22 +25,22 @@ impl DataplaneSettings {
     }
 }
 
-/// Opens the named backend and passes it on: each has its own type.
+/// Opens the backend of a mode and passes it on: each has its own type.
 macro_rules! with_backend {
-    ($name:expr, $settings:expr, |$backend:pat_param| $then:expr) => {{
+    ($mode:expr, $settings:expr, |$backend:pat_param| $then:expr) => {{
         use anyhow::Context as _;
         let $crate::commands::dataplanes::DataplaneSettings { options, variant, ipvs } = $settings;
-        match $name {
-            $crate::config::BackendName::Nftables => {
+        match $mode {
+            $crate::modes::Mode::Nftables => {
                 let opened = backend_nft::open(options);
                 let $backend = opened.context("cannot open a netlink socket for nf_tables")?;
                 $then
             }
-            $crate::config::BackendName::Iptables => {
+            $crate::modes::Mode::Iptables => {
                 let $backend = backend_iptables::open(options, variant);
                 $then
             }
-            $crate::config::BackendName::Ipvs => {
+            $crate::modes::Mode::Ipvs => {
                 let opened = backend_ipvs::open(ipvs.settings(options, variant));
                 let $backend = opened.context("cannot open a netlink socket for IPVS")?;
                 $then
@@ -50,13 +50,23 @@ macro_rules! with_backend {
 }
 pub(super) use with_backend;
 
-/// The backends that have programmed this node, with the IP families of each.
-pub(super) async fn programmed() -> Result<Vec<(BackendName, Vec<IpFamily>)>> {
-    let mut programmed = vec![
-        (BackendName::Nftables, backend_nft::programmed_families().await?),
-        (BackendName::Iptables, backend_iptables::programmed_families(None).await?),
-        (BackendName::Ipvs, backend_ipvs::programmed_families().await?),
-    ];
-    programmed.retain(|(_, families)| !families.is_empty());
+/// The IP families that a mode has programmed on this node. `variant`: that of mode iptables; by default the one in use.
+pub(super) async fn programmed_families(mode: Mode, variant: Option<Variant>) -> Result<Vec<IpFamily>> {
+    match mode {
+        Mode::Nftables => backend_nft::programmed_families().await,
+        Mode::Iptables => backend_iptables::programmed_families(variant).await,
+        Mode::Ipvs => backend_ipvs::programmed_families().await,
+    }
+}
+
+/// The modes that have programmed this node, with the IP families of each.
+pub(super) async fn programmed() -> Result<Vec<(Mode, Vec<IpFamily>)>> {
+    let mut programmed = Vec::new();
+    for mode in Mode::value_variants() {
+        let families = programmed_families(*mode, None).await?;
+        if !families.is_empty() {
+            programmed.push((*mode, families));
+        }
+    }
     Ok(programmed)
 }

@@ -17,8 +17,8 @@ use super::{
 };
 use crate::{
     cli::{DiffArgs, OtherProxy, invalid_packets_by_sysctl},
-    config::BackendName,
     exit_code::ExitCode,
+    modes::Mode,
     print,
     running_backend::RunningBackend,
 };
@@ -59,7 +59,7 @@ pub(crate) async fn run(args: DiffArgs, running: Option<RunningBackend>) -> Resu
 }
 
 /// The backend whose objects are in this node's kernel.
-async fn programmed_backend() -> Result<BackendName> {
+async fn programmed_backend() -> Result<Mode> {
     match &programmed().await?[..] {
         [(backend, _)] => Ok(*backend),
         [] => bail!("no backend of Fairlead has programmed this node: set --backend, or --of kube-proxy"),

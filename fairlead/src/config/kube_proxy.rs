@@ -7,13 +7,14 @@ mod tests;
 
 use std::{collections::BTreeMap, fmt::Display, net::IpAddr, time::Duration};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 use self::fields::{Effect, Field, modes};
-use super::{BackendName, Kind, Setting, duration};
+use super::{Kind, Setting, duration};
+use crate::modes::Mode;
 
 /// What replaces kube-proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -60,23 +61,18 @@ impl TargetRole {
 /// # Errors
 /// A mode that Fairlead does not have, and a list of cluster CIDRs.
 pub(crate) fn convert(document: &Map<String, Value>, role: TargetRole) -> Result<Conversion> {
-    let mode = document.get("mode").unwrap_or(&Value::Null);
-    let name = if mode.is_null() { Some("") } else { mode.as_str() };
-    let backend = match name {
-        Some("" | "iptables") => BackendName::Iptables,
-        Some("ipvs") => BackendName::Ipvs,
-        Some("nftables") => BackendName::Nftables,
-        _ => bail!("mode: {mode}: expected one of iptables, ipvs, nftables"),
-    };
+    let mode = mode(document)?;
     // Our field may be a list, kube-proxy's may not.
     if let Some(list @ Value::Array(_)) = document.get("clusterCIDR") {
         bail!("clusterCIDR: {list}: expected text, with commas between CIDRs");
     }
+
     let mut conversion = Conversion::default();
-    conversion.set("mode", "backend", backend.name());
+    conversion.set("mode", "backend", mode.name());
     let mut values = Values::new();
     flatten(document, "", &mut values);
-    values.retain(|path, value| conversion.keeps(path, value, backend));
+    values.retain(|path, value| conversion.keeps(path, value, mode));
+
     // The pods of the chart have the score that the kubelet gives them.
     if !values.contains_key("oomScoreAdj") && role != TargetRole::Chart {
         conversion.set("oomScoreAdj", "oomScoreAdj", OOM_SCORE_ADJ);
@@ -92,11 +88,24 @@ pub(crate) fn convert(document: &Map<String, Value>, role: TargetRole) -> Result
         let level = if verbosity < DEBUG_VERBOSITY { "info" } else { "debug" };
         conversion.set("logging.verbosity", "log", level);
     }
+
     conversion.feature_gates(&values, role);
     conversion.bind_address(&values);
     conversion.local_pods(&values);
-    conversion.node_ports(&values, backend);
+    conversion.node_ports(&values, mode);
     Ok(conversion)
+}
+
+/// The mode of kube-proxy, iptables by default.
+fn mode(document: &Map<String, Value>) -> Result<Mode> {
+    match document.get("mode") {
+        None | Some(Value::Null) => Ok(Mode::Iptables),
+        Some(Value::String(name)) if name.is_empty() => Ok(Mode::Iptables),
+        Some(mode) => {
+            let named = mode.as_str().and_then(Mode::named);
+            named.with_context(|| format!("mode: {mode}: expected one of iptables, ipvs, nftables"))
+        }
+    }
 }
 
 impl Conversion {
@@ -124,7 +133,7 @@ impl Conversion {
     }
 
     /// Converts a field that does not depend on others. Returns whether kube-proxy reads it.
-    fn keeps(&mut self, path: &str, value: &Value, backend: BackendName) -> bool {
+    fn keeps(&mut self, path: &str, value: &Value, mode: Mode) -> bool {
         let Some(field) = Field::at(path) else {
             let is_section = Field::has_section(&format!("{path}."));
             let why = if is_section {
@@ -138,10 +147,12 @@ impl Conversion {
         if !field.is_pointer && is_zero(value) {
             return false;
         }
-        let modes = modes(path);
-        if !modes.contains(&backend) {
-            let modes = modes.iter().map(|mode| mode.name()).collect::<Vec<_>>().join(" and ");
-            self.warn(path, format!("kube-proxy reads it only in mode {modes}, and this is {}", backend.name()));
+        let readers = modes(path);
+        if !readers.contains(&mode) {
+            let names: Vec<_> = readers.iter().map(|reader| reader.name()).collect();
+            let reason =
+                format!("kube-proxy reads it only in mode {}, and this is {}", names.join(" and "), mode.name());
+            self.warn(path, reason);
             return false;
         }
         match field.effect {
@@ -212,7 +223,7 @@ impl Conversion {
         }
     }
 
-    fn node_ports(&mut self, values: &Values<'_>, backend: BackendName) {
+    fn node_ports(&mut self, values: &Values<'_>, mode: Mode) {
         const PATH: &str = "nodePortAddresses";
         const LOCALHOST: &str = "iptables.localhostNodePorts";
         let text = |entry: &Value| entry.as_str().map_or_else(|| entry.to_string(), str::to_owned);
@@ -225,7 +236,7 @@ impl Conversion {
             self.warn(PATH, why);
         }
         let is_primary = match given[..] {
-            [] => backend == BackendName::Nftables,
+            [] => mode == Mode::Nftables,
             _ => has("primary") && given.iter().all(|entry| entry == "primary" || entry == "localhost"),
         };
         let addresses = if is_primary { vec!["primary"] } else { cidrs(&given) };
@@ -235,7 +246,7 @@ impl Conversion {
         let loopback = IpAddr::from([127, 0, 0, 1]);
         let is_covered = |cidr: &&str| cidr.parse::<IpNet>().is_ok_and(|cidr| cidr.contains(&loopback));
         let is_covered = addresses.iter().any(is_covered);
-        if backend == BackendName::Iptables && localhost != Some(false) && is_covered {
+        if mode.traits().serves_localhost_nodeports && localhost != Some(false) && is_covered {
             self.set(LOCALHOST, "iptablesLocalhostNodePorts", true);
         } else if localhost == Some(true) {
             let why = format!("has no effect: {PATH} does not contain loopback addresses, as in kube-proxy");

@@ -30,6 +30,7 @@ use super::{
     iptables::names::is_kube_proxys,
     ipvs::{self, KubeProxyServer, ServerKind},
 };
+use crate::modes::Mode;
 
 /// What kube-proxy's rules do with connections to each VIP.
 pub(crate) type KubeProxyRules = BTreeMap<VipKey, VipRules>;
@@ -44,8 +45,8 @@ pub(crate) struct VipKey {
 /// What happens to connections to a VIP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VipRules {
-    /// The mode that wrote the rules: `iptables`, `nftables`, `ipvs`.
-    pub(crate) mode: &'static str,
+    /// The mode of kube-proxy that wrote the rules.
+    pub(crate) mode: Mode,
     /// `namespace/name:port`, if the rules contain it.
     pub(crate) service: Option<String>,
     /// For connections from this node and its pods.
@@ -149,7 +150,7 @@ fn read_ipvs() -> Result<KubeProxyRules> {
         // The kernel rejects connections to a virtual server without destinations.
         let verdict = ConnectionVerdict::of(active.map(|it| it.address).collect(), ConnectionVerdict::Reject);
         let key = VipKey { family: IpFamily::of(&address), vip };
-        vips.insert(key, VipRules::everywhere("ipvs", None, verdict));
+        vips.insert(key, VipRules::everywhere(Mode::Ipvs, None, verdict));
     }
     Ok(vips)
 }
@@ -157,12 +158,12 @@ fn read_ipvs() -> Result<KubeProxyRules> {
 impl VipRules {
     /// `endpoints`: for connections from this node and its pods, and for those from elsewhere. Without an endpoint the
     /// packet is dropped.
-    fn new(mode: &'static str, service: Option<String>, endpoints: [BTreeSet<SocketAddr>; 2]) -> Self {
+    fn new(mode: Mode, service: Option<String>, endpoints: [BTreeSet<SocketAddr>; 2]) -> Self {
         let [internal, external] = endpoints.map(|endpoints| ConnectionVerdict::of(endpoints, ConnectionVerdict::Drop));
         Self { mode, service, internal, external }
     }
 
-    fn everywhere(mode: &'static str, service: Option<String>, verdict: ConnectionVerdict) -> Self {
+    fn everywhere(mode: Mode, service: Option<String>, verdict: ConnectionVerdict) -> Self {
         Self { mode, service, internal: verdict.clone(), external: verdict }
     }
 }

@@ -75,7 +75,7 @@ fn flag_takes_precedence_over_file() {
         "backend: ipvs\nkubeconfig: k\nmaxLoss: 70\nclusterCIDR: [10.244.0.0/16]\nlog: debug\n",
     );
     let given = file.local(&["--backend", "nftables", "--max-loss=80", "--cluster-cidr=fd00::/56"]);
-    assert_eq!(given.any.backend, Some(BackendName::Nftables));
+    assert_eq!(given.any.backend, Some(Mode::Nftables));
     assert_eq!(given.any.common.node.max_loss.to_string(), "80%");
     assert_eq!(given.any.common.traffic.cluster_cidr, ["fd00::/56".parse().unwrap()]);
     assert_eq!(file.parse(&["--log", "warn", "local"]).unwrap().cli.log_filter.as_deref(), Some("warn"));
@@ -132,7 +132,7 @@ fn backend_is_named_by_file_or_command() {
     let file = File::ours(Kind::Backend, "backend: ipvs\nipvsStrictARP: true\nfrontend: ['unix:/a', 'unix:/b']\n");
     match named(&file, "configured").unwrap() {
         Subcommand::Backend(BackendCommand::Configured { stream, any }) => {
-            assert!(any.ipvs.ipvs_strict_arp && any.backend == Some(BackendName::Ipvs));
+            assert!(any.ipvs.ipvs_strict_arp && any.backend == Some(Mode::Ipvs));
             assert_eq!(stream.frontend.addresses, ["unix:/a", "unix:/b"]);
         }
         other => panic!("{other:?}"),
@@ -184,7 +184,7 @@ fn settings_of_the_running_backend_are_defaults() {
     let (args, taken) = diff(&running, &[]);
     assert_eq!(args.traffic.cluster_cidr, ["10.244.0.0/16", "fd00::/56"].map(|cidr| cidr.parse().unwrap()));
     assert!(args.traffic.masquerade_all);
-    assert_eq!((args.view.node.as_deref(), args.backend), (Some("node-a"), Some(BackendName::Nftables)));
+    assert_eq!((args.view.node.as_deref(), args.backend), (Some("node-a"), Some(Mode::Nftables)));
     assert_eq!(args.view.frontend.addresses, ["unix:/run/fairlead/frontend.sock"]);
     assert_eq!(taken, ["--backend", "--node", "--cluster-cidr", "--masquerade-all"]);
 

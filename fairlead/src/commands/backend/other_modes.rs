@@ -26,19 +26,22 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use crate::{commands::dataplanes::DataplaneSettings, config::BackendName};
+use crate::{
+    commands::dataplanes::{DataplaneSettings, programmed_families},
+    modes::Mode,
+};
 
-/// The delay between two attempts to remove what is left. Connections of IPVS may last for hours.
+/// The delay between two attempts to remove stale objects. Connections of IPVS may last for hours.
 const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// How long the removal waits for service ports that could not be programmed, and are tried again.
-const FAILURES_DELAY: Duration = Duration::from_secs(60);
+const FAILURES_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long the search waits for the backend's first sync, which detects the variant of iptables.
-const DETECTION_DELAY: Duration = Duration::from_secs(5);
+const DETECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The modes that may have left objects.
-const MODES: [&str; 4] = ["nftables", "iptables-nft", "iptables-legacy", "ipvs"];
+/// The values of the label `mode`: of iptables each variant.
+const LABELS: [&str; 4] = ["nftables", "iptables-nft", "iptables-legacy", "ipvs"];
 
 /// The metric `fairlead_backend_stale_objects`: the numbers of objects, by mode.
 #[derive(Clone, Debug, Default)]
@@ -47,7 +50,7 @@ pub(super) struct StaleObjects(Family<[(&'static str, &'static str); 1], Gauge>)
 /// Finds and removes what other modes have left.
 #[derive(Debug)]
 pub(super) struct OtherModes {
-    mode: BackendName,
+    mode: Mode,
     variant: VariantSelection,
     loopback: LoopbackRouting,
     exclude: Vec<IpNet>,
@@ -56,12 +59,14 @@ pub(super) struct OtherModes {
 /// Objects of another mode in the kernel.
 #[derive(Debug)]
 struct StaleMode {
-    /// The mode, in logs and metrics.
-    mode: &'static str,
-    /// The number of objects, and their description.
+    /// One of [`LABELS`].
+    label: &'static str,
+    /// The number of objects.
     count: usize,
+    /// Their description.
     objects: String,
-    /// What they serve. The sets and chains of IPVS are of both families; these are those of its virtual servers.
+    /// The IP families that they serve. The sets and chains of IPVS are of both families; these are those of its
+    /// virtual servers.
     families: Vec<IpFamily>,
     removal: Removal,
 }
@@ -76,8 +81,19 @@ enum Removal {
         kept: Vec<String>,
     },
     Ipvs,
-    /// Of IPVS only the chains, which other objects do not need any more.
+    /// Only the chains of IPVS, because no other object of IPVS exists that needs them.
     IpvsChains(SavedRules),
+}
+
+/// What an attempt to remove all stale objects has achieved.
+#[derive(Debug)]
+enum RemovalOutcome {
+    Complete,
+    /// Objects remain, for this number of open connections of the IPVS mode, or because this backend does not serve
+    /// their IP family.
+    Incomplete {
+        connections: u64,
+    },
 }
 
 impl StaleObjects {
@@ -92,62 +108,49 @@ impl StaleObjects {
     }
 
     fn set(&self, stale: &[StaleMode]) {
-        for mode in MODES {
-            let count: usize = stale.iter().filter(|stale| stale.mode == mode).map(|stale| stale.count).sum();
-            self.0.get_or_create(&[("mode", mode)]).set(i64::try_from(count).unwrap_or(i64::MAX));
+        for label in LABELS {
+            let count: usize = stale.iter().filter(|stale| stale.label == label).map(|stale| stale.count).sum();
+            self.0.get_or_create(&[("mode", label)]).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
     }
 }
 
 impl OtherModes {
     /// Of a backend with this mode and these settings.
-    pub(super) fn new(mode: BackendName, settings: &DataplaneSettings) -> Self {
-        Self {
-            mode,
-            variant: settings.variant.clone(),
-            loopback: match settings.options.localhost_nodeports {
-                LocalhostNodePorts::Open => LoopbackRouting::Keep,
-                LocalhostNodePorts::Closed => LoopbackRouting::Reset,
-            },
-            exclude: settings.ipvs.exclude.ipvs_exclude_cidrs.clone(),
-        }
+    pub(super) fn new(mode: Mode, settings: &DataplaneSettings) -> Self {
+        let loopback = match settings.options.localhost_nodeports {
+            LocalhostNodePorts::Open => LoopbackRouting::Keep,
+            LocalhostNodePorts::Closed => LoopbackRouting::Reset,
+        };
+        let exclude = settings.ipvs.exclude.ipvs_exclude_cidrs.clone();
+        Self { mode, variant: settings.variant.clone(), loopback, exclude }
     }
 
     /// Reports and removes what other modes have left; ends when nothing is left.
     pub(super) async fn take_over(&self, mut progress: watch::Receiver<Progress>, gauge: &StaleObjects) {
-        let mut found = Vec::new();
-        if let Err(error) = self.find(&mut found).await {
-            warn!(error = format!("{error:#}"), "cannot look for all objects of other modes of Fairlead");
-        }
-        gauge.set(&found);
-        for stale in found {
-            warn!(
-                mode = stale.mode,
-                objects = stale.objects,
-                "found objects of another mode of Fairlead, which are removed when this mode has programmed all \
-                 service ports"
-            );
-        }
+        self.report(gauge).await;
         if progress.wait_for(|progress| progress.programmed.is_some()).await.is_err() {
             return;
         }
-        // Elapsed: the kernel may never take them, and the old rules do not follow changes.
-        let _ = timeout(FAILURES_DELAY, progress.wait_for(has_no_retryable_failure)).await;
+        // After the timeout they are removed as well: the kernel may never accept the rest, and the old rules do not
+        // follow changes.
+        let _ = timeout(FAILURES_TIMEOUT, progress.wait_for(has_no_retryable_failure)).await;
+
         let mut failures = Repeated::default();
-        let mut waits_for = 0;
+        let mut awaited_connections = 0;
         loop {
             match self.remove(gauge).await {
-                Ok(None) => return,
-                Ok(Some(connections)) => {
+                Ok(RemovalOutcome::Complete) => return,
+                Ok(RemovalOutcome::Incomplete { connections }) => {
                     failures.recovered();
-                    if connections > 0 && waits_for == 0 {
+                    if connections > 0 && awaited_connections == 0 {
                         info!(
                             connections,
                             "objects of the IPVS mode are kept until its open connections have ended; new connections \
                              do not use them"
                         );
                     }
-                    waits_for = connections;
+                    awaited_connections = connections;
                 }
                 Err(error) => {
                     let error = format!("{error:#}");
@@ -158,84 +161,125 @@ impl OtherModes {
         }
     }
 
-    /// Reads the kernel, and changes nothing. After an error there may be more.
+    /// Logs what is found at the start.
+    async fn report(&self, gauge: &StaleObjects) {
+        let mut found = Vec::new();
+        if let Err(error) = self.find(&mut found).await {
+            warn!(error = format!("{error:#}"), "cannot look for all objects of other modes of Fairlead");
+        }
+        gauge.set(&found);
+        for stale in found {
+            warn!(
+                mode = stale.label,
+                objects = stale.objects,
+                "found objects of another mode of Fairlead, which are removed when this mode has programmed all \
+                 service ports"
+            );
+        }
+    }
+
+    /// Reads the kernel, and changes nothing. After an error there may be more than `found`.
     async fn find(&self, found: &mut Vec<StaleMode>) -> Result<()> {
-        if self.mode != BackendName::Nftables {
-            let families = backend_nft::programmed_families().await.context("list the tables of nf_tables")?;
-            found.extend((!families.is_empty()).then(|| StaleMode::nftables(families)));
+        found.extend(self.find_tables().await?);
+        let ipvs = self.find_ipvs().await?;
+        let has_ipvs = ipvs.is_some();
+        found.extend(ipvs);
+        self.find_chains(has_ipvs, found).await
+    }
+
+    /// The tables of mode nftables.
+    async fn find_tables(&self) -> Result<Option<StaleMode>> {
+        if self.mode == Mode::Nftables {
+            return Ok(None);
         }
-        let mut has_ipvs = false;
-        if self.mode != BackendName::Ipvs {
-            let objects = backend_ipvs::installed_objects(self.exclude.clone()).await;
-            let objects = objects.context("list the objects of IPVS")?;
-            has_ipvs = !objects.is_empty();
-            if has_ipvs {
-                let servers = backend_ipvs::virtual_servers().await.context("list the virtual servers of IPVS")?;
-                let has_servers = |family: &IpFamily| servers.iter().any(|server| server.at.family() == *family);
-                found.push(StaleMode::ipvs(&objects, IpFamily::ALL.into_iter().filter(has_servers).collect()));
-            }
+        let families = backend_nft::programmed_families().await.context("list the tables of nf_tables")?;
+        if families.is_empty() { Ok(None) } else { Ok(Some(StaleMode::nftables(families))) }
+    }
+
+    /// The virtual servers, the device and the sets of mode ipvs, with the chains that need them.
+    async fn find_ipvs(&self) -> Result<Option<StaleMode>> {
+        if self.mode == Mode::Ipvs {
+            return Ok(None);
         }
-        let used = match self.mode {
-            BackendName::Nftables => None,
-            _ => Some(self.used_variant().await?),
-        };
+        let listed = backend_ipvs::installed_objects(self.exclude.clone()).await;
+        let objects = listed.context("list the objects of IPVS")?;
+        if objects.is_empty() {
+            return Ok(None);
+        }
+
+        let servers = backend_ipvs::virtual_servers().await.context("list the virtual servers of IPVS")?;
+        let has_servers = |family: &IpFamily| servers.iter().any(|server| server.at.family() == *family);
+        Ok(Some(StaleMode::ipvs(&objects, IpFamily::ALL.into_iter().filter(has_servers).collect())))
+    }
+
+    /// The chains of mode iptables, and those of mode ipvs that nothing needs. `has_ipvs`: other objects of mode ipvs
+    /// exist, with which its chains are removed.
+    async fn find_chains(&self, has_ipvs: bool, found: &mut Vec<StaleMode>) -> Result<()> {
+        let own_variant = if self.mode.traits().runs_iptables { Some(self.used_variant().await?) } else { None };
         // The iptables backend compares the rules of its own variant itself.
-        let is_other = |variant: &Variant| self.mode != BackendName::Iptables || Some(*variant) != used;
-        let others: Vec<_> = Variant::ALL.into_iter().filter(is_other).collect();
+        let is_searched = |variant: &Variant| self.mode != Mode::Iptables || Some(*variant) != own_variant;
+        let searched: Vec<_> = Variant::ALL.into_iter().filter(is_searched).collect();
+
         let mut result = Ok(());
-        for saved in save_variants(&others).await? {
+        for saved in save_variants(&searched).await? {
             let program = saved.program;
-            let of_iptables = backend_iptables::own_chains(&saved)
-                .map(|OwnChains { count, kept }| (count, Removal::Iptables { program, kept }));
-            let is_own = self.mode == BackendName::Ipvs && Some(program.variant) == used;
-            let of_ipvs = if has_ipvs || is_own { Ok(0) } else { backend_ipvs::count_chains(&saved) };
-            for counted in [of_ipvs.map(|count| (count, Removal::IpvsChains(saved))), of_iptables] {
-                match counted {
-                    Ok((0, _)) => {}
-                    Ok((count, removal)) => found.push(StaleMode::chains(count, program, removal)),
-                    Err(error) => result = Err(error),
+            let are_own = self.mode == Mode::Ipvs && Some(program.variant) == own_variant;
+            let of_iptables = backend_iptables::own_chains(&saved);
+            let of_ipvs = if has_ipvs || are_own { Ok(0) } else { backend_ipvs::count_chains(&saved) };
+
+            match of_ipvs {
+                Ok(0) => {}
+                Ok(count) => found.push(StaleMode::chains(count, program, Removal::IpvsChains(saved))),
+                Err(error) => result = Err(error),
+            }
+            match of_iptables {
+                Ok(OwnChains { count: 0, .. }) => {}
+                Ok(OwnChains { count, kept }) => {
+                    found.push(StaleMode::chains(count, program, Removal::Iptables { program, kept }));
                 }
+                Err(error) => result = Err(error),
             }
         }
         result
     }
 
-    /// The variant of iptables that this backend uses. The backend detects it, at its first sync; reading all rules
-    /// again takes minutes in large clusters. While it has nothing to sync, they are read here.
+    /// The variant of iptables that this backend uses. The backend detects it at its first sync, because reading all
+    /// rules again takes minutes in large clusters. While it has nothing to sync, they are read here.
     async fn used_variant(&self) -> Result<Variant> {
-        match timeout(DETECTION_DELAY, self.variant.used()).await {
+        match timeout(DETECTION_TIMEOUT, self.variant.used()).await {
             Ok(Some(used)) => Ok(used),
             Ok(None) | Err(_) => Ok(Tools::new(self.variant.wanted()).program(IpFamily::V4).await?.variant),
         }
     }
 
-    /// Removes the rules of other modes for the IP families that this backend serves. `None` if nothing is left,
-    /// otherwise the number of open connections of the IPVS backend, for which its objects are kept.
-    async fn remove(&self, gauge: &StaleObjects) -> Result<Option<u64>> {
+    /// Removes the objects of other modes for the IP families that this backend serves.
+    async fn remove(&self, gauge: &StaleObjects) -> Result<RemovalOutcome> {
         let mut found = Vec::new();
         let result = self.find(&mut found).await;
         if found.is_empty() {
             result?;
             gauge.set(&[]);
-            return Ok(None);
+            return Ok(RemovalOutcome::Complete);
         }
-        let served = match self.mode {
-            BackendName::Nftables => backend_nft::programmed_families().await?,
-            BackendName::Iptables => backend_iptables::programmed_families(Some(self.used_variant().await?)).await?,
-            BackendName::Ipvs => backend_ipvs::programmed_families().await?,
-        };
-        let (mut kept, mut connections) = (Vec::new(), 0);
+
+        // Only the iptables backend reads the rules of one variant.
+        let variant = if self.mode == Mode::Iptables { Some(self.used_variant().await?) } else { None };
+        let served = programmed_families(self.mode, variant).await?;
+        let mut kept = Vec::new();
+        let mut connections = 0;
         for stale in found {
             let open = stale.remove(&served, self.loopback, &self.exclude).await?;
             connections += open;
             if open == 0 && stale.is_served_by(&served) {
-                info!(mode = stale.mode, objects = stale.objects, "removed the objects of another mode of Fairlead");
+                info!(mode = stale.label, objects = stale.objects, "removed the objects of another mode of Fairlead");
             } else {
                 kept.push(stale);
             }
         }
+
         gauge.set(&kept);
-        result.map(|()| (!kept.is_empty()).then_some(connections))
+        result?;
+        if kept.is_empty() { Ok(RemovalOutcome::Complete) } else { Ok(RemovalOutcome::Incomplete { connections }) }
     }
 }
 
@@ -246,25 +290,35 @@ fn has_no_retryable_failure(progress: &Progress) -> bool {
 impl StaleMode {
     fn nftables(families: Vec<IpFamily>) -> Self {
         let tables: Vec<_> = families.iter().map(|family| format!("{family} table")).collect();
-        let (count, objects) = (tables.len(), tables.join(", "));
-        Self { mode: "nftables", count, objects, families, removal: Removal::Nftables }
+        Self {
+            label: "nftables",
+            count: tables.len(),
+            objects: tables.join(", "),
+            families,
+            removal: Removal::Nftables,
+        }
     }
 
     fn ipvs(objects: &[InstalledObject], families: Vec<IpFamily>) -> Self {
-        let count = objects.iter().map(|object| object.count).sum();
-        let objects = objects.iter().map(|object| format!("{} {} ({})", object.subsystem, object.kind, object.count));
-        let objects = objects.collect::<Vec<_>>().join(", ");
-        Self { mode: "ipvs", count, objects, families, removal: Removal::Ipvs }
+        let describe = |object: &InstalledObject| format!("{} {} ({})", object.subsystem, object.kind, object.count);
+        let described: Vec<_> = objects.iter().map(describe).collect();
+        Self {
+            label: "ipvs",
+            count: objects.iter().map(|object| object.count).sum(),
+            objects: described.join(", "),
+            families,
+            removal: Removal::Ipvs,
+        }
     }
 
     /// Chains in the rules of one iptables program.
     fn chains(count: usize, program: Program, removal: Removal) -> Self {
-        let mode = match (&removal, program.variant) {
+        let label = match (&removal, program.variant) {
             (Removal::IpvsChains(_), _) => "ipvs",
             (_, Variant::Nft) => "iptables-nft",
             (_, Variant::Legacy) => "iptables-legacy",
         };
-        Self { mode, count, objects: format!("{count} chains of {program}"), families: vec![program.family], removal }
+        Self { label, count, objects: format!("{count} chains of {program}"), families: vec![program.family], removal }
     }
 
     /// Whether all its families are among `served`.
@@ -276,11 +330,12 @@ impl StaleMode {
     async fn remove(&self, served: &[IpFamily], loopback: LoopbackRouting, exclude: &[IpNet]) -> Result<u64> {
         match &self.removal {
             Removal::Nftables => {
-                let families: Vec<_> = self.families.iter().copied().filter(|family| served.contains(family)).collect();
+                let is_served = |family: &IpFamily| served.contains(family);
+                let families: Vec<_> = self.families.iter().copied().filter(is_served).collect();
                 backend_nft::remove(&families).await.context("delete the tables of mode nftables")?;
             }
             _ if !self.is_served_by(served) => {
-                warn!(mode = self.mode, "this backend does not serve an IP family that another mode serves");
+                warn!(mode = self.label, "this backend does not serve an IP family that another mode serves");
             }
             Removal::Iptables { program, kept } => {
                 let removed = backend_iptables::remove(*program, loopback).await;

@@ -20,14 +20,14 @@ use proto::model::{Endpoint, IpFamily, NodeInfo, PoolClass, Protocol, ServicePor
 use super::Finding;
 use crate::{
     commands::dataplanes::{DataplaneSettings, with_backend},
-    config::BackendName,
+    modes::Mode,
 };
 
 /// The port of the Services and endpoints in the sample state.
 const PORT: NonZeroU16 = NonZeroU16::MIN.saturating_add(79);
 
 /// Checks that the backend can program this kernel.
-pub(super) fn check(backend: BackendName) -> Finding {
+pub(super) fn check(backend: Mode) -> Finding {
     let name = backend.name();
     let kernel = running_kernel();
     match program_sample(backend) {
@@ -40,7 +40,7 @@ pub(super) fn check(backend: BackendName) -> Finding {
             )
         }
         Err(error) => Finding::ok("kernel", format!("backend {name} cannot program {kernel}: {error:#}"))
-            .fail("Services do not work on this node with this backend", requirements(backend)),
+            .fail("Services do not work on this node with this backend", backend.traits().requirements),
     }
 }
 
@@ -50,30 +50,13 @@ pub(super) fn running_kernel() -> String {
     format!("Linux {}", release.trim())
 }
 
-fn requirements(backend: BackendName) -> &'static str {
-    match backend {
-        BackendName::Nftables => {
-            "upgrade to Linux 5.13 or later, load the modules nf_tables, nft_chain_nat, nft_numgen, nft_hash, \
-             nft_fib_inet, nft_masq, nft_reject_inet; or use backend iptables"
-        }
-        BackendName::Iptables => {
-            "install iptables 1.8.9 or later, load the modules xt_comment, xt_conntrack, xt_mark, xt_MASQUERADE, \
-             xt_nat, xt_recent, xt_statistic, xt_addrtype; or use backend nftables"
-        }
-        BackendName::Ipvs => {
-            "run `modprobe -a ip_vs ip_vs_rr ip_set ip_set_hash_ip ip_set_hash_ipport ip_set_hash_net xt_set dummy`; or \
-             use backend nftables"
-        }
-    }
-}
-
 /// This process may not create a network namespace.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot create a network namespace: {0}")]
 struct NoNamespace(Errno);
 
 /// Programs the sample state in a network namespace of its own.
-fn program_sample(backend: BackendName) -> Result<()> {
+fn program_sample(backend: Mode) -> Result<()> {
     let work = move || -> Result<()> {
         unshare(CloneFlags::CLONE_NEWNET).map_err(NoNamespace)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -158,7 +141,7 @@ mod tests {
 
     #[test]
     fn this_kernel_has_all_features() {
-        assert!(program_sample(BackendName::Nftables).is_ok());
-        assert!(program_sample(BackendName::Iptables).is_ok());
+        assert!(program_sample(Mode::Nftables).is_ok());
+        assert!(program_sample(Mode::Iptables).is_ok());
     }
 }

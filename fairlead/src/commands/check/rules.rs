@@ -11,12 +11,12 @@ use proto::model::IpFamily;
 use super::Finding;
 use crate::{
     commands::dataplanes::programmed,
-    config::BackendName,
+    modes::Mode,
     takeover::{FELIX_REMEDY, Leftovers},
 };
 
 /// Checks all of them. Rules that cannot be read are a finding.
-pub(super) async fn check(backend: BackendName, is_installed: bool) -> Vec<Finding> {
+pub(super) async fn check(backend: Mode, is_installed: bool) -> Vec<Finding> {
     let iptables = save_all().await.and_then(|saved| iptables_rules(backend, &saved));
     let results = [
         ("the rules of kube-proxy", kube_proxy(is_installed).await),
@@ -64,8 +64,8 @@ async fn kube_proxy(is_installed: bool) -> Result<Vec<Finding>> {
 }
 
 /// What each backend of Fairlead has programmed.
-async fn own_backends(backend: BackendName) -> Result<Vec<Finding>> {
-    let finding = |(of, families): (BackendName, Vec<IpFamily>)| {
+async fn own_backends(backend: Mode) -> Result<Vec<Finding>> {
+    let finding = |(of, families): (Mode, Vec<IpFamily>)| {
         let (name, families) = (of.name(), families.iter().map(ToString::to_string).collect::<Vec<_>>());
         let found = Finding::ok("fairlead", format!("backend {name} has programmed {}", families.join(" and ")));
         if of == backend {
@@ -181,7 +181,7 @@ fn drop_rules(described: &str, base: &str, rules: &[FilterRule]) -> Option<Findi
 }
 
 /// Rules and policies of both variants of iptables.
-fn iptables_rules(backend: BackendName, saved: &[SavedRules]) -> Result<Vec<Finding>> {
+fn iptables_rules(backend: Mode, saved: &[SavedRules]) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for SavedRules { program, text } in saved {
         let rules = Ruleset::parse(text).with_context(|| format!("cannot parse the output of {program}"))?;
@@ -197,7 +197,7 @@ fn iptables_rules(backend: BackendName, saved: &[SavedRules]) -> Result<Vec<Find
                 .collect();
             findings.extend(drop_rules(&format!("{program}: chain FORWARD of {table}"), "FORWARD", &listed));
         }
-        if backend == BackendName::Ipvs && rules.chains().any(|(_, name, _)| name.starts_with("cali-")) {
+        if backend.traits().shares_marks_with_felix && rules.chains().any(|(_, name, _)| name.starts_with("cali-")) {
             findings.push(Finding::ok("calico", format!("{program}: chains of Calico's Felix")).warn(
                 "its packet marks (iptablesMarkMask, 0xffff0000 by default) have bits of the marks by which this backend \
                  selects virtual servers: node ports and external IPs may fail",
@@ -220,7 +220,7 @@ mod tests {
     }
 
     fn levels(saved: &[SavedRules]) -> Vec<(Level, &'static str)> {
-        iptables_rules(BackendName::Iptables, saved).unwrap().into_iter().map(|f| (f.level, f.check)).collect()
+        iptables_rules(Mode::Iptables, saved).unwrap().into_iter().map(|f| (f.level, f.check)).collect()
     }
 
     #[test]
@@ -238,7 +238,7 @@ mod tests {
     fn drop_rules_of_forwarded_packets_warn() {
         let found = |rules: &str| {
             let text = format!("*filter\n:FORWARD ACCEPT [0:0]\n:USER - [0:0]\n:KUBE-FORWARD - [0:0]\n{rules}COMMIT\n");
-            let found = iptables_rules(BackendName::Iptables, &[saved(Variant::Nft, &text)]).unwrap();
+            let found = iptables_rules(Mode::Iptables, &[saved(Variant::Nft, &text)]).unwrap();
             found.into_iter().map(|finding| finding.what).collect::<Vec<_>>()
         };
         let drop = "-A FORWARD -s 10.244.0.0/16 -j DROP\n";
@@ -282,8 +282,8 @@ mod tests {
     fn felix_shares_marks_with_backend_ipvs() {
         let rule = "*filter\n:FORWARD ACCEPT [0:0]\n:cali-FORWARD - [0:0]\n-A FORWARD -j cali-FORWARD\nCOMMIT\n";
         let found = |backend| iptables_rules(backend, &[saved(Variant::Nft, rule)]).unwrap();
-        let of_ipvs = found(BackendName::Ipvs).remove(0);
+        let of_ipvs = found(Mode::Ipvs).remove(0);
         assert_eq!((of_ipvs.level, of_ipvs.check), (Level::Warn, "calico"));
-        assert_eq!(found(BackendName::Iptables), []);
+        assert_eq!(found(Mode::Iptables), []);
     }
 }

@@ -20,6 +20,7 @@ use serde::Serialize;
 
 use crate::{
     commands::services::verdict,
+    modes::Mode,
     table::Table,
     takeover::{ConnectionVerdict, KubeProxyRules, VipKey, VipRules, kube_proxy_rules},
 };
@@ -28,7 +29,7 @@ use crate::{
 #[derive(Debug, Serialize)]
 pub(crate) struct KubeProxyReport {
     /// The modes of kube-proxy whose rules are on this node.
-    modes: BTreeSet<&'static str>,
+    modes: BTreeSet<Mode>,
     /// The number of VIPs that are served equally.
     equal: usize,
     /// VIPs that are served differently.
@@ -72,7 +73,6 @@ struct FairleadVip {
 
 /// The greatest number of endpoints that a table cell lists.
 const LISTED_ENDPOINTS: usize = 4;
-const IPVS: &str = "ipvs";
 const IPVS_LOCAL: &str = "under policy Local, kube-proxy's ipvs mode treats pods as external clients, and without a \
                           local endpoint uses endpoints on other nodes";
 const ADDRESS_IN_USE: &str =
@@ -96,7 +96,7 @@ impl KubeProxyReport {
             let ours = ours.remove(&vip);
             let why = match (&ours, vip.vip) {
                 (None, Vip::AddressPort { address, .. }) if addresses_in_use.contains(&address) => Some(ADDRESS_IN_USE),
-                (Some(ours), _) if theirs.mode == IPVS && ours.policy == TrafficPolicy::Local => Some(IPVS_LOCAL),
+                (Some(ours), _) if theirs.mode == Mode::Ipvs && ours.policy == TrafficPolicy::Local => Some(IPVS_LOCAL),
                 _ => None,
             };
             report.add(&vip, ours.as_ref(), Some(&theirs), why);
@@ -173,7 +173,7 @@ impl KubeProxyReport {
             text.push('\n');
         }
         notes.iter().for_each(|note| text += &format!("note: {note}\n"));
-        let modes: Vec<_> = modes.iter().copied().collect();
+        let modes: Vec<_> = modes.iter().map(|mode| mode.name()).collect();
         let _ = writeln!(
             text,
             "kube-proxy ({}): {equal} VIPs without differences, {} differences, {} documented differences",

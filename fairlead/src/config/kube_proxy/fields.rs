@@ -2,7 +2,7 @@
 
 use Effect::{Becomes, CrossField, Nothing};
 
-use crate::config::BackendName::{self, Iptables, Ipvs, Nftables};
+use crate::modes::Mode;
 
 /// One field of the document, or several without effect.
 pub(crate) struct Field {
@@ -49,13 +49,13 @@ impl Field {
 }
 
 /// The modes in which kube-proxy reads a field.
-pub(super) fn modes(path: &str) -> &'static [BackendName] {
+pub(super) fn modes(path: &str) -> &'static [Mode] {
     match path.split_once('.') {
-        Some(("iptables", "masqueradeBit" | "masqueradeAll")) => &[Iptables, Ipvs],
-        Some(("iptables", _)) => &[Iptables],
-        Some(("ipvs", _)) => &[Ipvs],
-        Some(("nftables", _)) => &[Nftables],
-        _ => &[Iptables, Ipvs, Nftables],
+        Some(("iptables", "masqueradeBit" | "masqueradeAll")) => &[Mode::Iptables, Mode::Ipvs],
+        Some(("iptables", _)) => &[Mode::Iptables],
+        Some(("ipvs", _)) => &[Mode::Ipvs],
+        Some(("nftables", _)) => &[Mode::Nftables],
+        _ => &[Mode::Iptables, Mode::Ipvs, Mode::Nftables],
     }
 }
 

@@ -6,9 +6,8 @@ use iptables::{Condition, Rule, Ruleset, Side, Table, Target};
 use proto::model::{IpFamily, Protocol};
 
 use super::{Chains, ConnectionVerdict, KubeProxyRules, RuleTargets, VipKey, VipRules};
-use crate::takeover::iptables::names;
+use crate::{modes::Mode, takeover::iptables::names};
 
-const MODE: &str = "iptables";
 /// What kube-proxy appends to the name of a service port in comments.
 const COMMENT_SUFFIXES: [&str; 6] = [
     " cluster IP",
@@ -42,7 +41,7 @@ pub(super) fn read(family: IpFamily, rules: &Ruleset) -> KubeProxyRules {
         let endpoints = chains.reached(chain, matches!(names::kind(chain), Some("KUBE-EXT-" | "KUBE-XLB-")));
         // Without any endpoint the packet is not translated, and the filter table decides.
         if endpoints.iter().any(|endpoints| !endpoints.is_empty()) {
-            vips.entry(key).or_insert_with(|| VipRules::new(MODE, service(&rule), endpoints));
+            vips.entry(key).or_insert_with(|| VipRules::new(Mode::Iptables, service(&rule), endpoints));
         }
     }
     for rule in all(Table::Filter, ["KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES"]) {
@@ -52,7 +51,7 @@ pub(super) fn read(family: IpFamily, rules: &Ruleset) -> KubeProxyRules {
             _ => continue,
         };
         let Some(key) = vip(family, &rule) else { continue };
-        vips.entry(key).or_insert_with(|| VipRules::everywhere(MODE, service(&rule), verdict));
+        vips.entry(key).or_insert_with(|| VipRules::everywhere(Mode::Iptables, service(&rule), verdict));
     }
     vips
 }

@@ -8,9 +8,10 @@ use netlink::nft::{ElementData, Expr, FieldReader, NftHandle, Rule, Table, Verdi
 use proto::model::{IpFamily, Protocol};
 
 use super::{Chains, ConnectionVerdict, KubeProxyRules, RuleTargets, VipKey, VipRules};
-use crate::takeover::nft::{KUBE_PROXY, tables};
-
-const MODE: &str = "nftables";
+use crate::{
+    modes::Mode,
+    takeover::nft::{KUBE_PROXY, tables},
+};
 
 /// The elements of a map.
 type Verdicts = Vec<(VipKey, Verdict<'static>)>;
@@ -28,7 +29,7 @@ pub(super) fn read() -> Result<KubeProxyRules> {
             for (vip, verdict) in verdicts(&mut handle, &table, map, family)? {
                 let Some(chain) = verdict.chain() else { continue };
                 let endpoints = chains.reached(chain, chain.starts_with("external-"));
-                vips.insert(vip, VipRules::new(MODE, service(chain), endpoints));
+                vips.insert(vip, VipRules::new(Mode::Nftables, service(chain), endpoints));
             }
         }
         for map in ["no-endpoint-services", "no-endpoint-nodeports"] {
@@ -36,7 +37,7 @@ pub(super) fn read() -> Result<KubeProxyRules> {
                 let rejects = verdict.chain().is_some();
                 let verdict = if rejects { ConnectionVerdict::Reject } else { ConnectionVerdict::Drop };
                 // With policy Local it may apply to external connections only.
-                vips.entry(vip).or_insert_with(|| VipRules::everywhere(MODE, None, verdict));
+                vips.entry(vip).or_insert_with(|| VipRules::everywhere(Mode::Nftables, None, verdict));
             }
         }
     }

@@ -13,7 +13,7 @@ const NFT: &str = include_str!("testing/kube-proxy.nft");
 fn read_all() -> Vec<String> {
     let line = |(vip, rules): (VipKey, VipRules)| {
         let VipRules { mode, service, internal, external } = rules;
-        format!("{mode} {} {vip}: {internal} | {external}", service.as_deref().unwrap_or("?"))
+        format!("{} {} {vip}: {internal} | {external}", mode.name(), service.as_deref().unwrap_or("?"))
     };
     block_on(kube_proxy_rules()).unwrap().into_iter().map(line).collect()
 }

@@ -19,7 +19,7 @@ fn node_port(port: u16) -> VipKey {
     VipKey { family: IpFamily::V4, vip: Vip::NodePort { port, protocol: Protocol::Tcp } }
 }
 
-fn served(mode: &'static str, inside: ConnectionVerdict, outside: ConnectionVerdict) -> VipRules {
+fn served(mode: Mode, inside: ConnectionVerdict, outside: ConnectionVerdict) -> VipRules {
     VipRules { mode, service: None, internal: inside, external: outside }
 }
 
@@ -42,7 +42,7 @@ fn state() -> NodeState {
         .build()
 }
 
-fn equal_vips(mode: &'static str) -> BTreeMap<VipKey, VipRules> {
+fn equal_vips(mode: Mode) -> BTreeMap<VipKey, VipRules> {
     let both = || endpoints(&["10.244.1.1:8080", "10.244.2.1:8080"]);
     BTreeMap::from([
         (vip("10.96.0.10:80"), served(mode, both(), both())),
@@ -54,7 +54,7 @@ fn equal_vips(mode: &'static str) -> BTreeMap<VipKey, VipRules> {
 
 #[test]
 fn equal_rules_have_no_differences() {
-    let report = KubeProxyReport::new(&state(), equal_vips("nftables"));
+    let report = KubeProxyReport::new(&state(), equal_vips(Mode::Nftables));
     assert!(report.is_as_documented(), "{}", report.text());
     assert_eq!((report.equal, report.documented.len()), (4, 0));
     assert_eq!(report.notes, [NOT_COMPARED]);
@@ -70,11 +70,11 @@ fn nothing_is_compared_without_rules() {
 
 #[test]
 fn differences_name_endpoints_of_one_side_only() {
-    let mut vips = equal_vips("nftables");
+    let mut vips = equal_vips(Mode::Nftables);
     let fewer = endpoints(&["10.244.1.1:8080", "10.244.3.1:8080"]);
-    vips.insert(vip("10.96.0.10:80"), served("nftables", fewer.clone(), fewer));
+    vips.insert(vip("10.96.0.10:80"), served(Mode::Nftables, fewer.clone(), fewer));
     vips.remove(&vip("10.96.0.12:80"));
-    vips.insert(vip("10.96.0.99:80"), served("nftables", ConnectionVerdict::Reject, ConnectionVerdict::Reject));
+    vips.insert(vip("10.96.0.99:80"), served(Mode::Nftables, ConnectionVerdict::Reject, ConnectionVerdict::Reject));
     let report = KubeProxyReport::new(&state(), vips);
     let cells: Vec<_> = report.differences.iter().map(VipDifference::cells).collect();
     let expected = [
@@ -94,12 +94,12 @@ fn differences_name_endpoints_of_one_side_only() {
 
 #[test]
 fn documented_differences_are_kept_apart() {
-    let mut vips = equal_vips("ipvs");
+    let mut vips = equal_vips(Mode::Ipvs);
     let local = endpoints(&["10.244.1.1:8080"]);
-    vips.insert(node_port(30080), served("ipvs", local.clone(), local));
+    vips.insert(node_port(30080), served(Mode::Ipvs, local.clone(), local));
     let remote = endpoints(&["10.244.2.9:8080"]);
-    vips.insert(vip("10.96.0.11:80"), served("ipvs", remote.clone(), remote.clone()));
-    vips.insert(vip("172.16.0.11:443"), served("ipvs", remote.clone(), remote));
+    vips.insert(vip("10.96.0.11:80"), served(Mode::Ipvs, remote.clone(), remote.clone()));
+    vips.insert(vip("172.16.0.11:443"), served(Mode::Ipvs, remote.clone(), remote));
     let report = KubeProxyReport::new(&state(), vips);
     assert!(report.is_as_documented(), "{}", report.text());
     let reasons: Vec<_> = report.documented.iter().map(|difference| (&*difference.vip, difference.why)).collect();
@@ -110,8 +110,8 @@ fn documented_differences_are_kept_apart() {
     ];
     assert_eq!(reasons, expected);
     // Only documented for mode ipvs.
-    let mut vips = equal_vips("nftables");
+    let mut vips = equal_vips(Mode::Nftables);
     let local = endpoints(&["10.244.1.1:8080"]);
-    vips.insert(node_port(30080), served("nftables", local.clone(), local));
+    vips.insert(node_port(30080), served(Mode::Nftables, local.clone(), local));
     assert!(!KubeProxyReport::new(&state(), vips).is_as_documented());
 }
