@@ -1,16 +1,16 @@
 //! `fairlead check`: inspects everything that Services depend on, on a node and around it. Changes nothing.
 //!
 //! ```text
-//!   kernel     features that the backend needs, probed in a network namespace
+//!   kernel     features that the mode needs, probed in a network namespace
 //!   sysctls    forwarding, conntrack, bridges                   ──▶ findings ──▶ table | document, exit code
-//!   rules      of kube-proxy, other backends, other programs
+//!   rules      of kube-proxy, other modes, other programs
 //!   nft        its version, and sets on which older versions crash
 //!   frontend   certificates, a stream
 //! ```
 
 mod frontend;
 mod kernel;
-mod nft;
+pub(super) mod nft;
 mod rules;
 mod sysctl;
 #[cfg(test)]
@@ -76,11 +76,12 @@ pub(crate) async fn inspect(
     is_installed: bool,
     running: Option<&RunningBackend>,
 ) -> Result<CheckReport> {
-    let backend = inspected.backend;
-    let probed = spawn_blocking(move || kernel::check(backend)).await.context("the probe was cancelled")?;
+    let mode = inspected.backend;
+    let probed = spawn_blocking(move || kernel::check(mode)).await.context("the probe was cancelled")?;
+
     let mut findings = vec![probed];
     findings.extend(sysctl::check());
-    findings.extend(rules::check(backend, is_installed).await);
+    findings.extend(rules::check(mode, is_installed).await);
     findings.extend(nft::check());
     if is_installed {
         findings.extend(frontend::check(inspected, running).await?);
@@ -105,12 +106,17 @@ impl CheckReport {
                 }
             }
         }
-        let count = |level| self.findings.iter().filter(|finding| finding.level == level).count();
-        let (warnings, failures) = (count(Level::Warn), count(Level::Fail));
-        text + &match (warnings, failures) {
-            (0, 0) => "all checks passed\n".to_owned(),
-            _ => format!("{failures} FAIL, {warnings} WARN, {} OK\n", count(Level::Ok)),
+
+        let [failures, warnings, passed] = [Level::Fail, Level::Warn, Level::Ok].map(|level| self.count(level));
+        if failures + warnings == 0 {
+            text + "all checks passed\n"
+        } else {
+            text + &format!("{failures} FAIL, {warnings} WARN, {passed} OK\n")
         }
+    }
+
+    fn count(&self, level: Level) -> usize {
+        self.findings.iter().filter(|finding| finding.level == level).count()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Checks the way from this node to a frontend: certificates in files, and a stream.
+//! Checks whether this node can follow a frontend: certificates in files, and a stream.
 
 use std::{
     fs,
@@ -6,11 +6,15 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use anyhow::{Context as _, Result};
-use runtime::certificate::{Validity, validities};
+use anyhow::{Context as _, Result, bail};
+use runtime::certificate::validities;
 
 use super::Finding;
-use crate::{cli::InspectedNodeArgs, commands::view, running_backend::RunningBackend};
+use crate::{
+    cli::{FrontendAddressArgs, InspectedNodeArgs},
+    commands::view,
+    running_backend::RunningBackend,
+};
 
 /// A certificate that expires sooner should be renewed.
 const RENEWAL_DAYS: u64 = 14;
@@ -18,13 +22,21 @@ const DAY_SECONDS: u64 = 86_400;
 
 /// Checks the certificates, and opens a stream, which reads all files.
 pub(super) async fn check(inspected: &InspectedNodeArgs, running: Option<&RunningBackend>) -> Result<Vec<Finding>> {
-    let of = &inspected.frontend;
-    let now = SystemTime::now();
-    let certificates = [("--tls-ca", &of.tls_ca), ("--tls-cert", &of.tls_cert)];
-    let mut findings: Vec<_> =
-        certificates.into_iter().filter_map(|(flag, path)| Some(certificate(flag, path.as_ref()?, now))).collect();
+    let FrontendAddressArgs { tls_ca, tls_cert, .. } = &inspected.frontend;
+    let mut findings = Vec::new();
+    for (flag, path) in [("--tls-ca", tls_ca), ("--tls-cert", tls_cert)] {
+        if let Some(path) = path {
+            findings.push(certificate(flag, path, SystemTime::now()));
+        }
+    }
+    findings.push(stream(inspected, running).await?);
+    Ok(findings)
+}
+
+/// Opens a stream as this node.
+async fn stream(inspected: &InspectedNodeArgs, running: Option<&RunningBackend>) -> Result<Finding> {
     let node = inspected.node()?;
-    findings.push(match view::committed(of, &node).await {
+    Ok(match view::committed(&inspected.frontend, &node).await {
         Ok(state) if view::is_unknown(&state, running) => Finding::ok("frontend", format!("it knows no Node {node}"))
             .fail(
                 "it streams what any node would be sent, without node ports and local endpoints",
@@ -39,26 +51,22 @@ pub(super) async fn check(inspected: &InspectedNodeArgs, running: Option<&Runnin
             "check that a frontend runs, that --frontend is its address, and that the credentials are those of this \
              node; `fairlead status` asks all frontends",
         ),
-    });
-    Ok(findings)
+    })
 }
 
 /// Checks the certificate of a file that expires first.
-fn certificate(flag: &'static str, path: &Path, now: SystemTime) -> Finding {
+fn certificate(flag: &str, path: &Path, now: SystemTime) -> Finding {
     let file = format!("{flag} {}", path.display());
-    let invalid = |reason: String| {
-        let fix = "write a valid PEM certificate that this user can read to that file, or correct the clock";
-        Finding::ok("certificate", format!("{file}: {reason}")).fail("without it no https connection is possible", fix)
+    let days = match remaining_days(path, now) {
+        Ok(days) => days,
+        Err(error) => {
+            return Finding::ok("certificate", format!("{file}: {error:#}")).fail(
+                "without it no https connection is possible",
+                "write a valid PEM certificate that this user can read to that file, or correct the clock",
+            );
+        }
     };
-    let validity = match first_to_expire(path) {
-        Ok(validity) => validity,
-        Err(error) => return invalid(format!("{error:#}")),
-    };
-    if let Some(reason) = validity.invalid_at(now) {
-        return invalid(reason);
-    }
-    let end = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(validity.not_after).unwrap_or_default());
-    let days = end.duration_since(now).unwrap_or_default().as_secs() / DAY_SECONDS;
+
     let found = Finding::ok("certificate", format!("{file}: valid for {days} days"));
     if days >= RENEWAL_DAYS {
         return found;
@@ -69,9 +77,16 @@ fn certificate(flag: &'static str, path: &Path, now: SystemTime) -> Finding {
     )
 }
 
-fn first_to_expire(path: &Path) -> Result<Validity> {
+/// The days until the certificate that expires first is not valid any more. Fails if it is not valid now.
+fn remaining_days(path: &Path, now: SystemTime) -> Result<u64> {
     let all = validities(&fs::read(path).context("cannot read the file")?)?;
-    all.into_iter().min_by_key(|validity| validity.not_after).context("no certificate in the file")
+    let first = all.into_iter().min_by_key(|validity| validity.not_after).context("no certificate in the file")?;
+    if let Some(reason) = first.invalid_at(now) {
+        bail!("{reason}");
+    }
+
+    let end = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(first.not_after).unwrap_or_default());
+    Ok(end.duration_since(now).unwrap_or_default().as_secs() / DAY_SECONDS)
 }
 
 #[cfg(test)]

@@ -26,11 +26,11 @@ use crate::{
 /// The port of the Services and endpoints in the sample state.
 const PORT: NonZeroU16 = NonZeroU16::MIN.saturating_add(79);
 
-/// Checks that the backend can program this kernel.
-pub(super) fn check(backend: Mode) -> Finding {
-    let name = backend.name();
+/// Checks that the backend of a mode can program this kernel.
+pub(super) fn check(mode: Mode) -> Finding {
+    let name = mode.name();
     let kernel = running_kernel();
-    match program_sample(backend) {
+    match program_sample(mode) {
         Ok(()) => Finding::ok("kernel", format!("{kernel} has all features that backend {name} uses")),
         Err(error) if error.is::<NoNamespace>() => {
             let what = format!("features of {kernel} that backend {name} uses were not tested: {error:#}");
@@ -40,7 +40,7 @@ pub(super) fn check(backend: Mode) -> Finding {
             )
         }
         Err(error) => Finding::ok("kernel", format!("backend {name} cannot program {kernel}: {error:#}"))
-            .fail("Services do not work on this node with this backend", backend.traits().requirements),
+            .fail("Services do not work on this node with this backend", mode.traits().requirements),
     }
 }
 
@@ -56,13 +56,12 @@ pub(super) fn running_kernel() -> String {
 struct NoNamespace(Errno);
 
 /// Programs the sample state in a network namespace of its own.
-fn program_sample(backend: Mode) -> Result<()> {
+fn program_sample(mode: Mode) -> Result<()> {
     let work = move || -> Result<()> {
         unshare(CloneFlags::CLONE_NEWNET).map_err(NoNamespace)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let state = sample_state();
         let settings = DataplaneSettings::default();
-        runtime.block_on(async { with_backend!(backend, settings, |backend| program(backend, &state).await) })
+        runtime.block_on(async { with_backend!(mode, settings, |backend| program(backend, &sample_state()).await) })
     };
     let thread = thread::Builder::new().name("probe".to_owned()).spawn(work).context("cannot start a thread")?;
     thread.join().map_err(|_| anyhow!("the backend panicked"))?
@@ -73,10 +72,10 @@ async fn program(mut backend: impl Backend, state: &NodeState) -> Result<()> {
     while applied.unfinished.is_some() {
         applied = backend.apply(state, &Changes::default()).await?;
     }
-    if let Some(failure) = applied.failures.first() {
-        bail!("{}: {}", failure.key, failure.reason);
+    match applied.failures.first() {
+        Some(failure) => bail!("{}: {}", failure.key, failure.reason),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// A state that uses all features: both IP families, all protocols, session affinity (with nftables the module
@@ -84,16 +83,17 @@ async fn program(mut backend: impl Backend, state: &NodeState) -> Result<()> {
 fn sample_state() -> NodeState {
     let mut state = NodeState::new(NodeInfo::unknown("example"));
     for (number, protocol) in (1..).zip(Protocol::ALL) {
-        let mut service = ServicePortState::new(service_port(number, protocol));
+        let mut served = ServicePortState::new(service_port(number, protocol));
         for family in IpFamily::ALL {
+            served.port.any_endpoints[family] = true;
             for host in 1..=2 {
                 let endpoint = Endpoint::new(address(family, 244, host), PORT);
-                service.pool_mut(PoolClass::Cluster, family).insert(endpoint);
-                service.pool_mut(PoolClass::Local, family).insert(endpoint);
+                served.pool_mut(PoolClass::Cluster, family).insert(endpoint);
+                served.pool_mut(PoolClass::Local, family).insert(endpoint);
             }
         }
         let without_endpoints = ServicePortState::new(service_port(number + 100, protocol));
-        for service in [service, without_endpoints] {
+        for service in [served, without_endpoints] {
             let key = service.port.key.clone();
             state.set_service_port(&key, Some(service));
         }
@@ -107,13 +107,15 @@ fn service_port(number: u8, protocol: Protocol) -> ServicePort {
     for family in IpFamily::ALL {
         port.cluster_ips[family] = Some(address(family, 96, number));
         port.load_balancer_ips.push(address(family, 201, number));
-        port.any_endpoints[family] = number < 100;
         let prefix_len = if family == IpFamily::V4 { 24 } else { 32 };
         port.source_ranges.push(IpNet::new_assert(address(family, 9, 0), prefix_len));
     }
     port.node_port = NonZeroU16::new(30_000 + u16::from(number));
-    port.affinity_seconds = (number % 2 == 1).then(|| NonZeroU32::MIN.saturating_add(59));
-    if number.is_multiple_of(3) {
+
+    if protocol != Protocol::Udp {
+        port.affinity_seconds = NonZeroU32::new(60);
+    }
+    if protocol == Protocol::Sctp {
         port.external_policy = TrafficPolicy::Local;
     }
     port

@@ -3,24 +3,14 @@
 
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result};
-use netlink::nft::{NftHandle, TableFamily};
+use anyhow::Result;
+use netlink::nft::{NftHandle, Table, TableFamily};
 
 use super::{Finding, kernel::running_kernel};
 
 /// The versions with which `make nft-versions` has listed Fairlead's tables, and on which kernel.
 const TESTED: [&str; 4] = ["0.9.8", "1.0.6", "1.1.3", "1.1.7"];
 const TESTED_KERNEL: &str = "Linux 6.18";
-
-/// When a version of nft crashes beside sets that a newer one has written.
-#[derive(Debug, PartialEq, Eq)]
-enum Crash {
-    Never,
-    /// On most commands; it still lists a table that is named.
-    OnMostCommands,
-    /// On all that read, because it reads all tables first.
-    OnAllCommands,
-}
 
 /// The version of nft, what is known of it with this kernel, and sets on which some versions crash. Tables that cannot
 /// be read are a finding of other checks.
@@ -29,75 +19,74 @@ pub(super) fn check() -> Vec<Finding> {
     findings(installed_version().as_deref(), &running_kernel(), &newer)
 }
 
+/// `newer`: the tables with sets that nft 1.1.3 or later has written.
 fn findings(version: Option<&str>, kernel: &str, newer: &[String]) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(version) = version {
-        findings.push(installed(version, kernel));
+        let is_tested = TESTED.contains(&version) && kernel.starts_with(TESTED_KERNEL);
+        let evidence = if is_tested { "tested" } else { "by version, not tested" };
+        let what = format!("nft {version} on {kernel} lists Fairlead's tables ({evidence}); Fairlead runs no nft");
+        findings.push(Finding::ok("nft", what));
     }
+
     if !newer.is_empty() {
-        findings.push(clash(version, newer));
+        let written = format!("nft 1.1.3 or later has written sets of table {}", newer.join(", "));
+        findings.push(match version.and_then(crash_remedy) {
+            Some(remedy) => Finding::ok("nft", written).warn(
+                "unless its distribution has fixed it, the nft of this node crashes when it lists them or changes \
+                 rules, and programs that run it fail; Fairlead runs no nft",
+                remedy,
+            ),
+            None => {
+                let others = "an older one, as kube-proxy and CNI plugins have in their containers, crashes on them";
+                Finding::ok("nft", format!("{written}; {others}"))
+            }
+        });
     }
     findings
 }
 
-/// The nft of this node.
-fn installed(version: &str, kernel: &str) -> Finding {
-    let is_tested = TESTED.contains(&version) && kernel.starts_with(TESTED_KERNEL);
-    let evidence = if is_tested { "tested" } else { "by version, not tested" };
-    let what = format!("nft {version} on {kernel} lists Fairlead's tables ({evidence}); Fairlead runs no nft");
-    Finding::ok("nft", what)
-}
-
-/// Sets on which versions before 1.1.3 crash.
-fn clash(version: Option<&str>, newer: &[String]) -> Finding {
-    let what = format!("nft 1.1.3 or later has written sets of table {}", newer.join(", "));
-    let upgrade = "upgrade nft on this node to 1.1.3 or later";
-    let fix = match version.map_or(Crash::Never, Crash::of) {
-        Crash::Never => {
-            let others = "an older one, as kube-proxy and CNI plugins have in their containers, crashes on them";
-            return Finding::ok("nft", format!("{what}; {others}"));
+/// What helps against the crashes of a version such as `1.0.6` beside sets that a newer one has written. `None`: it
+/// does not crash.
+fn crash_remedy(version: &str) -> Option<&'static str> {
+    let numbers: Vec<u32> = version.split('.').map_while(|number| number.parse().ok()).collect();
+    match numbers[..] {
+        // They read all tables first, whatever they are asked to list.
+        [0, ..] | [1, 0, 0, ..] => Some("upgrade nft on this node to 1.1.3 or later"),
+        [1, 0, ..] | [1, 1, 0..=2, ..] => {
+            Some("upgrade nft on this node to 1.1.3 or later, or list one table at a time: nft list table ip fairlead1")
         }
-        Crash::OnMostCommands => format!("{upgrade}, or list one table at a time: nft list table ip fairlead1"),
-        Crash::OnAllCommands => upgrade.to_owned(),
-    };
-    Finding::ok("nft", what).warn(
-        "unless its distribution has fixed it, the nft of this node crashes when it lists them or changes rules, and \
-         programs that run it fail; Fairlead runs no nft",
-        fix,
-    )
+        _ => None,
+    }
 }
 
-/// What `nft --version` says, without the name; `None`: there is no nft in `PATH`.
+/// The version of the nft in `PATH`; `None` if there is none.
 fn installed_version() -> Option<String> {
     let output = Command::new("nft").arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    // nftables v1.1.3 (Commodore Bullmoose #4)
     let text = String::from_utf8(output.stdout).ok()?;
     text.split_whitespace().nth(1)?.strip_prefix('v').map(str::to_owned)
 }
 
 /// The tables with sets on which earlier versions crash.
 fn tables_of_newer_nft() -> Result<Vec<String>> {
-    let mut handle = NftHandle::open().context("cannot open a netlink socket for nf_tables")?;
+    let mut handle = NftHandle::open()?;
     let mut found = Vec::new();
-    for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {
-        for table in handle.tables(family)? {
-            if !handle.sets_of_newer_nft(&table)?.is_empty() {
-                found.push(format!("{family} {}", table.name));
-            }
+    for table in tables(&mut handle)? {
+        if !handle.sets_of_newer_nft(&table)?.is_empty() {
+            found.push(format!("{} {}", table.family, table.name));
         }
     }
     Ok(found)
 }
 
-impl Crash {
-    /// That of a version such as `1.0.6`.
-    fn of(version: &str) -> Self {
-        let numbers: Vec<u32> = version.split('.').map_while(|number| number.parse().ok()).collect();
-        match numbers[..] {
-            [0, ..] | [1, 0, 0, ..] => Self::OnAllCommands,
-            [1, 0, ..] | [1, 1, 0..=2, ..] => Self::OnMostCommands,
-            _ => Self::Never,
-        }
+/// The tables with rules for IP packets.
+pub(crate) fn tables(handle: &mut NftHandle) -> Result<Vec<Table>> {
+    let mut tables = Vec::new();
+    for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {
+        tables.extend(handle.tables(family)?);
     }
+    Ok(tables)
 }
 
 #[cfg(test)]

@@ -3,56 +3,61 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Error, Result};
 use iptables::{HiddenTable, Policy as ChainPolicy, Ruleset, SavedRules, Table, save_all, target};
 use netlink::nft::{Expr, Hook, ListedRule, NftHandle, Policy, TableFamily, Verdict};
-use proto::model::IpFamily;
 
-use super::Finding;
+use super::{Finding, nft::tables};
 use crate::{
     commands::dataplanes::programmed,
     modes::Mode,
     takeover::{FELIX_REMEDY, Leftovers},
 };
 
+/// Prefixes of chains whose dropped packets are not reported: Fairlead and kube-proxy drop as Services demand, and
+/// Calico as network policies do.
+const EXPECTED_TO_DROP: [&str; 3] = ["FAIRLEAD-", "KUBE-", "cali-"];
+
 /// Checks all of them. Rules that cannot be read are a finding.
-pub(super) async fn check(backend: Mode, is_installed: bool) -> Vec<Finding> {
-    let iptables = save_all().await.and_then(|saved| iptables_rules(backend, &saved));
+pub(super) async fn check(mode: Mode, is_installed: bool) -> Vec<Finding> {
+    let iptables = save_all().await.and_then(|saved| iptables_rules(mode, &saved));
     let results = [
-        ("the rules of kube-proxy", kube_proxy(is_installed).await),
-        ("the rules of Fairlead", own_backends(backend).await),
-        ("the tables of nf_tables", other_tables()),
-        ("the rules of iptables", iptables),
+        kube_proxy(is_installed).await.map_err(|error| unreadable("the rules of kube-proxy", &error)),
+        own_backends(mode).await.map_err(|error| unreadable("the rules of Fairlead", &error)),
+        other_tables().map_err(|error| unreadable("the tables of nf_tables", &error)),
+        iptables.map_err(|error| unreadable("the rules of iptables", &error)),
     ];
-    let unreadable = |what: &str, error: anyhow::Error| {
-        let found = Finding::ok("rules", format!("cannot read {what}: {error:#}"));
-        let why = "rules that conflict with Fairlead would not be found";
-        // The error about a hidden table contains the remedy.
-        let is_explained = error.is::<HiddenTable>();
-        vec![found.fail(why, if is_explained { "" } else { "run this command as root (CAP_NET_ADMIN)" })]
-    };
-    results.into_iter().flat_map(|(what, found)| found.unwrap_or_else(|error| unreadable(what, error))).collect()
+    results.into_iter().flat_map(|found| found.unwrap_or_else(|unreadable| vec![unreadable])).collect()
+}
+
+fn unreadable(rules: &str, error: &Error) -> Finding {
+    // The error about a hidden table contains the remedy.
+    let fix = if error.is::<HiddenTable>() { "" } else { "run this command as root (CAP_NET_ADMIN)" };
+    let why = "rules that conflict with Fairlead would not be found";
+    Finding::ok("rules", format!("cannot read {rules}: {error:#}")).fail(why, fix)
 }
 
 async fn kube_proxy(is_installed: bool) -> Result<Vec<Finding>> {
     let leftovers = Leftovers::find().await?;
-    let objects = leftovers.objects();
-    if objects.is_empty() {
+    let mut counts = BTreeMap::<_, usize>::new();
+    for object in leftovers.objects() {
+        *counts.entry(object.subsystem).or_default() += object.count;
+    }
+    if counts.is_empty() {
         return Ok(vec![Finding::ok("kube-proxy", "no rules of kube-proxy")]);
     }
-    let mut counts = BTreeMap::<_, usize>::new();
-    objects.iter().for_each(|object| *counts.entry(object.subsystem.as_str()).or_default() += object.count);
+
     let counts: Vec<_> = counts.iter().map(|(subsystem, count)| format!("{count} in {subsystem}")).collect();
     let what = format!("rules of kube-proxy: {}", counts.join(", "));
-    let found = if is_installed {
+    let mut findings = vec![if is_installed {
         Finding::ok("kube-proxy", what).warn(
             "two proxies serve the same VIPs; if kube-proxy no longer runs, its endpoints are outdated",
             "remove kube-proxy from this node, then run `fairlead cleanup --of kube-proxy` (first with --dry-run)",
         )
     } else {
         Finding::ok("kube-proxy", format!("{what}; they serve Services until Fairlead does"))
-    };
-    let mut findings = vec![found];
+    }];
+
     if leftovers.felix_may_follow() {
         findings.push(Finding::ok("calico", "Felix uses nf_tables, as kube-proxy does").warn(
             "with nftablesMode Auto, its default, Felix restarts with iptables within 15 s after `fairlead cleanup --of \
@@ -63,54 +68,126 @@ async fn kube_proxy(is_installed: bool) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// What each backend of Fairlead has programmed.
-async fn own_backends(backend: Mode) -> Result<Vec<Finding>> {
-    let finding = |(of, families): (Mode, Vec<IpFamily>)| {
-        let (name, families) = (of.name(), families.iter().map(ToString::to_string).collect::<Vec<_>>());
+/// What each mode of Fairlead has programmed.
+async fn own_backends(mode: Mode) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    for (programmed, families) in programmed().await? {
+        let name = programmed.name();
+        let families: Vec<_> = families.iter().map(ToString::to_string).collect();
         let found = Finding::ok("fairlead", format!("backend {name} has programmed {}", families.join(" and ")));
-        if of == backend {
-            return found;
-        }
-        let fix = format!("run `fairlead cleanup --backend {name}`, or check with --backend {name} if it runs");
-        found.warn("its rules serve the same VIPs, and no process updates them unless that backend runs here", fix)
-    };
-    Ok(programmed().await?.into_iter().map(finding).collect())
+        findings.push(if programmed == mode {
+            found
+        } else {
+            found.warn(
+                "its rules serve the same VIPs, and no process updates them unless that backend runs here",
+                format!("run `fairlead cleanup --backend {name}`, or check with --backend {name} if it runs"),
+            )
+        });
+    }
+    Ok(findings)
 }
 
 /// Base chains in tables of other programs that drop what they do not accept, or forwarded packets by a rule.
 fn other_tables() -> Result<Vec<Finding>> {
     let mut handle = NftHandle::open().context("cannot open a netlink socket for nf_tables")?;
     let mut findings = Vec::new();
-    for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {
-        for table in handle.tables(family)? {
-            let name = table.name.as_str();
-            // Other checks inspect those of iptables, Fairlead and kube-proxy.
-            let is_known = Table::from_name(name).is_some() || backend_nft::is_own_table(name);
-            if name == "kube-proxy" || is_known && family != TableFamily::Inet {
-                continue;
+    for table in tables(&mut handle)? {
+        // Other checks inspect those of iptables, Fairlead and kube-proxy.
+        let is_known = Table::from_name(&table.name).is_some() || backend_nft::is_own_table(&table.name);
+        if table.name == "kube-proxy" || is_known && table.family != TableFamily::Inet {
+            continue;
+        }
+
+        let rules: Vec<_> = handle.rules(&table)?.into_iter().map(FilterRule::of_nft).collect();
+        for chain in handle.chains(&table)? {
+            let Some(base) = chain.base else { continue };
+            let described = format!("table {} {}: chain {}", table.family, table.name, chain.name);
+            if base.hook == Hook::Forward {
+                findings.extend(dropped_by_rules(&described, &chain.name, &rules));
             }
-            let rules: Vec<_> = handle.rules(&table)?.into_iter().map(nft_rule).collect();
-            for chain in handle.chains(&table)? {
-                let Some(base) = chain.base else { continue };
-                let described = format!("table {family} {}: chain {}", table.name, chain.name);
-                if base.hook == Hook::Forward {
-                    findings.extend(drop_rules(&described, &chain.name, &rules));
-                }
-                if base.policy == Policy::Drop {
-                    findings.push(drops(described));
-                }
+            if base.policy == Policy::Drop {
+                findings.push(dropped_by_policy(&described));
             }
         }
     }
     Ok(findings)
 }
 
+/// Rules and policies of both variants of iptables.
+fn iptables_rules(mode: Mode, saved: &[SavedRules]) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    for SavedRules { program, text } in saved {
+        let rules = Ruleset::parse(text).with_context(|| format!("cannot parse the output of {program}"))?;
+        let policy = rules.chain(Table::Filter, "FORWARD").and_then(|chain| chain.policy);
+        let is_used = rules.chains().any(|(_, _, chain)| !chain.rules.is_empty());
+        if is_used && policy == Some(ChainPolicy::Drop) {
+            findings.push(dropped_by_policy(&format!("{program}: chain FORWARD")));
+        }
+
+        for table in [Table::Mangle, Table::Filter] {
+            let mut listed = Vec::new();
+            for (name, chain) in rules.chains_of(table) {
+                listed.extend(chain.rules.iter().map(|rule| FilterRule::of_iptables(name, rule)));
+            }
+            findings.extend(dropped_by_rules(&format!("{program}: chain FORWARD of {table}"), "FORWARD", &listed));
+        }
+
+        let has_felix = rules.chains().any(|(_, name, _)| name.starts_with("cali-"));
+        if has_felix && mode.traits().shares_marks_with_felix {
+            findings.push(Finding::ok("calico", format!("{program}: chains of Calico's Felix")).warn(
+                "its packet marks (iptablesMarkMask, 0xffff0000 by default) have bits of the marks by which this backend \
+                 selects virtual servers: node ports and external IPs may fail",
+                "use backend nftables or iptables",
+            ));
+        }
+    }
+    Ok(findings)
+}
+
 /// A chain whose policy is to drop packets.
-fn drops(chain: String) -> Finding {
-    Finding::ok("firewall", chain + " has policy drop").warn(
+fn dropped_by_policy(chain: &str) -> Finding {
+    Finding::ok("firewall", format!("{chain} has policy drop")).warn(
         "it drops packets that none of its rules accepts, before or after Fairlead's rules",
         "accept packets to and from pods and node ports in this chain; `fairlead trace` shows the order of chains",
     )
+}
+
+/// The rules that forwarded packets may reach from a base chain and that drop them.
+fn dropped_by_rules(described: &str, base: &str, rules: &[FilterRule]) -> Option<Finding> {
+    let texts = dropping(base, rules);
+    let what = match texts[..] {
+        [] => return None,
+        [only] => format!("{described} has a rule that drops forwarded packets: {only}"),
+        [first, ..] => format!("{described} has {} rules that drop forwarded packets, first {first}", texts.len()),
+    };
+    Some(Finding::ok("firewall", what).warn(
+        "it drops packets to and from pods that it matches, before or after Fairlead's rules",
+        "if these are packets of Services, accept them before that rule; `fairlead trace` shows whether a packet meets it",
+    ))
+}
+
+/// The texts of rules that drop packets, in a chain and the chains that it leads to. Without rules for invalid packets,
+/// which are no traffic of Services.
+fn dropping<'a>(base: &'a str, rules: &'a [FilterRule]) -> Vec<&'a str> {
+    let mut texts = Vec::new();
+    let mut chains = vec![base];
+    let mut next = 0;
+    while let Some(chain) = chains.get(next).copied() {
+        next += 1;
+        for rule in rules.iter().filter(|rule| rule.chain == chain) {
+            match &rule.action {
+                RuleAction::Drop if !rule.text.to_lowercase().contains("invalid") => texts.push(rule.text.as_str()),
+                RuleAction::Chain(target) => {
+                    let is_expected = EXPECTED_TO_DROP.iter().any(|prefix| target.starts_with(prefix));
+                    if !is_expected && !chains.contains(&target.as_str()) {
+                        chains.push(target);
+                    }
+                }
+                RuleAction::Drop | RuleAction::Other => {}
+            }
+        }
+    }
+    texts
 }
 
 /// A rule, as far as it is known whether it drops packets.
@@ -129,88 +206,30 @@ enum RuleAction {
     Other,
 }
 
-fn nft_rule(ListedRule { chain, rule, .. }: ListedRule) -> FilterRule {
-    let action = rule.exprs.iter().find_map(|expr| match expr {
-        Expr::Verdict(Verdict::Drop) | Expr::Reject(_) => Some(RuleAction::Drop),
-        Expr::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain)) => Some(RuleAction::Chain(chain.to_string())),
-        _ => None,
-    });
-    FilterRule { chain, text: rule.to_string(), action: action.unwrap_or(RuleAction::Other) }
-}
-
-fn iptables_rule(chain: &str, rule: &str) -> FilterRule {
-    let action = match target(rule) {
-        Some("DROP" | "REJECT") => RuleAction::Drop,
-        Some(chain) => RuleAction::Chain(chain.to_owned()),
-        None => RuleAction::Other,
-    };
-    FilterRule { chain: chain.to_owned(), text: format!("-A {chain} {rule}"), action }
-}
-
-/// The rules that forwarded packets may reach from a base chain and that drop them. Without those for invalid packets,
-/// which are no traffic of Services, and those of chains that other checks and network policies are responsible for.
-fn drop_rules(described: &str, base: &str, rules: &[FilterRule]) -> Option<Finding> {
-    const OTHERS: [&str; 3] = ["FAIRLEAD-", "KUBE-", "cali-"];
-    let mut chains = vec![base];
-    let mut next = 0;
-    let mut dropping = Vec::new();
-    while let Some(chain) = chains.get(next).copied() {
-        for rule in rules.iter().filter(|rule| rule.chain == chain) {
-            match &rule.action {
-                RuleAction::Drop if !rule.text.to_lowercase().contains("invalid") => dropping.push(&rule.text),
-                RuleAction::Chain(to)
-                    if !chains.contains(&to.as_str()) && !OTHERS.iter().any(|of| to.starts_with(of)) =>
-                {
-                    chains.push(to);
-                }
-                _ => {}
-            }
-        }
-        next += 1;
+impl FilterRule {
+    fn of_nft(ListedRule { chain, rule, .. }: ListedRule) -> Self {
+        let action = rule.exprs.iter().find_map(|expr| match expr {
+            Expr::Verdict(Verdict::Drop) | Expr::Reject(_) => Some(RuleAction::Drop),
+            Expr::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain)) => Some(RuleAction::Chain(chain.to_string())),
+            _ => None,
+        });
+        Self { chain, text: rule.to_string(), action: action.unwrap_or(RuleAction::Other) }
     }
 
-    let what = match dropping[..] {
-        [] => return None,
-        [only] => format!("{described} has a rule that drops forwarded packets: {only}"),
-        [first, ..] => format!("{described} has {} rules that drop forwarded packets, first {first}", dropping.len()),
-    };
-    Some(Finding::ok("firewall", what).warn(
-        "it drops packets to and from pods that it matches, before or after Fairlead's rules",
-        "if these are packets of Services, accept them before that rule; `fairlead trace` shows whether a packet meets it",
-    ))
-}
-
-/// Rules and policies of both variants of iptables.
-fn iptables_rules(backend: Mode, saved: &[SavedRules]) -> Result<Vec<Finding>> {
-    let mut findings = Vec::new();
-    for SavedRules { program, text } in saved {
-        let rules = Ruleset::parse(text).with_context(|| format!("cannot parse the output of {program}"))?;
-        let forward = rules.chain(Table::Filter, "FORWARD");
-        let is_used = rules.chains().any(|(_, _, chain)| !chain.rules.is_empty());
-        if is_used && forward.is_some_and(|chain| chain.policy == Some(ChainPolicy::Drop)) {
-            findings.push(drops(format!("{program}: chain FORWARD")));
-        }
-        for table in [Table::Mangle, Table::Filter] {
-            let chains = rules.chains_of(table);
-            let listed: Vec<_> = chains
-                .flat_map(|(name, chain)| chain.rules.iter().map(move |rule| iptables_rule(name, rule)))
-                .collect();
-            findings.extend(drop_rules(&format!("{program}: chain FORWARD of {table}"), "FORWARD", &listed));
-        }
-        if backend.traits().shares_marks_with_felix && rules.chains().any(|(_, name, _)| name.starts_with("cali-")) {
-            findings.push(Finding::ok("calico", format!("{program}: chains of Calico's Felix")).warn(
-                "its packet marks (iptablesMarkMask, 0xffff0000 by default) have bits of the marks by which this backend \
-                 selects virtual servers: node ports and external IPs may fail",
-                "use backend nftables or iptables",
-            ));
-        }
+    fn of_iptables(chain: &str, rule: &str) -> Self {
+        let action = match target(rule) {
+            Some("DROP" | "REJECT") => RuleAction::Drop,
+            Some(chain) => RuleAction::Chain(chain.to_owned()),
+            None => RuleAction::Other,
+        };
+        Self { chain: chain.to_owned(), text: format!("-A {chain} {rule}"), action }
     }
-    Ok(findings)
 }
 
 #[cfg(test)]
 mod tests {
     use iptables::{Program, Variant};
+    use proto::model::IpFamily;
 
     use super::*;
     use crate::commands::check::Level;

@@ -12,8 +12,9 @@ const NEARLY_FULL_PERCENT: u64 = 80;
 /// A sysctl that must not have one value.
 struct Sysctl {
     path: &'static str,
-    /// The value, and the level of its finding.
-    wrong: (&'static str, Level),
+    wrong: &'static str,
+    /// That of the finding if the sysctl has this value.
+    level: Level,
     why: &'static str,
     fix: &'static str,
 }
@@ -21,25 +22,29 @@ struct Sysctl {
 const SYSCTLS: [Sysctl; 4] = [
     Sysctl {
         path: "ipv4/ip_forward",
-        wrong: ("0", Level::Fail),
+        wrong: "0",
+        level: Level::Fail,
         why: "the kernel does not forward packets of pods and external clients to endpoints",
         fix: "sysctl -w net.ipv4.ip_forward=1, and set it in /etc/sysctl.d",
     },
     Sysctl {
         path: "ipv6/conf/all/forwarding",
-        wrong: ("0", Level::Warn),
+        wrong: "0",
+        level: Level::Warn,
         why: "the kernel does not forward IPv6 packets of pods and external clients",
         fix: "sysctl -w net.ipv6.conf.all.forwarding=1, if the cluster uses IPv6",
     },
     Sysctl {
         path: "ipv4/conf/all/rp_filter",
-        wrong: ("1", Level::Warn),
+        wrong: "1",
+        level: Level::Warn,
         why: "strict: the kernel silently drops packets if requests and replies use different interfaces",
         fix: "sysctl -w net.ipv4.conf.all.rp_filter=2 (loose) if the node has several interfaces or routes for pods",
     },
     Sysctl {
         path: "bridge/bridge-nf-call-iptables",
-        wrong: ("0", Level::Warn),
+        wrong: "0",
+        level: Level::Warn,
         why: "if pods of a node share a bridge, replies between them bypass the rules and keep the endpoint as source",
         fix: "sysctl -w net.bridge.bridge-nf-call-iptables=1 (and bridge-nf-call-ip6tables), if pods are on a bridge",
     },
@@ -52,29 +57,33 @@ pub(super) fn check() -> Vec<Finding> {
 
 /// Checks the sysctls below a directory.
 fn check_in(root: &Path) -> Vec<Finding> {
-    let read = |path: &str| fs::read_to_string(root.join(path)).ok().map(|value| value.trim().to_owned());
-    let number = |path| read(path).and_then(|value| value.parse().ok());
-    let conntrack = conntrack(number("netfilter/nf_conntrack_count"), number("netfilter/nf_conntrack_max"));
-    SYSCTLS.iter().map(|sysctl| sysctl.finding(read(sysctl.path).as_deref())).chain([conntrack]).collect()
+    let mut findings: Vec<_> = SYSCTLS.iter().map(|sysctl| sysctl.finding(root)).collect();
+    findings.push(conntrack(root));
+    findings
+}
+
+fn read(root: &Path, path: &str) -> Option<String> {
+    Some(fs::read_to_string(root.join(path)).ok()?.trim().to_owned())
 }
 
 impl Sysctl {
-    fn finding(&self, value: Option<&str>) -> Finding {
+    fn finding(&self, root: &Path) -> Finding {
         let name = format!("net.{}", self.path.replace('/', "."));
-        let Some(value) = value else {
+        let Some(value) = read(root, self.path) else {
             return Finding::ok("sysctl", format!("{name} does not exist: the kernel has not loaded this feature"));
         };
         let found = Finding::ok("sysctl", format!("{name} = {value}"));
-        let (wrong, level) = self.wrong;
-        if value == wrong { found.at_level(level, self.why, self.fix) } else { found }
+        if value == self.wrong { found.at_level(self.level, self.why, self.fix) } else { found }
     }
 }
 
-fn conntrack(count: Option<u64>, max: Option<u64>) -> Finding {
-    let Some(max) = max else {
+fn conntrack(root: &Path) -> Finding {
+    let number = |path| read(root, path).and_then(|value| value.parse::<u64>().ok());
+    let Some(max) = number("netfilter/nf_conntrack_max") else {
         return Finding::ok("conntrack", "not active yet: the kernel starts to track connections with the first rule");
     };
-    let count = count.unwrap_or(0);
+    let count = number("netfilter/nf_conntrack_count").unwrap_or(0);
+
     let found = Finding::ok("conntrack", format!("{count} of at most {max} entries are used"));
     if count * 100 < max * NEARLY_FULL_PERCENT {
         return found;
