@@ -2,7 +2,8 @@
 
 use std::{
     collections::HashMap,
-    net::{IpAddr, SocketAddrV4},
+    iter,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::LazyLock,
 };
 
@@ -17,25 +18,30 @@ pub(super) struct Redactor {
 
 const REDACTED: &str = "REDACTED";
 
-/// A line with a secret, and what is before it: `token: abc`, `"password": "abc"`, `--secret=abc`, `Bearer abc`. Paths
-/// of files are no secrets.
+/// A key in PEM, up to the end of the text if its last line is missing.
+static PEM: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?s)-----BEGIN.*?(?:-----END[^\n]*|\z)"));
+
+/// A line with a secret; the first group is before it: `token: abc`, `"password": "abc"`, `--secret=abc`, `Bearer abc`.
+/// Paths of files are no secrets.
 static SECRET: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r#"(?i)^(.*?(?:bearer["'\s]|(?:password|passwd|secret|token|authorization|bearer|client-key-data|apikey)"#,
-        r#"["'\s]*[:=])[ "':=]*)[^/ "':=].*$"#,
+        r#"(?im)^(.*?(?:bearer["'\t ]|(?:password|passwd|secret|token|authorization|bearer|client-key-data|apikey)"#,
+        r#"["'\t ]*[:=])[ "':=]*)[^/ "':=\n].*$"#,
     ))
 });
 
 /// A JSON Web Token, which starts with `{"` in base64.
 static JSON_WEB_TOKEN: LazyLock<Regex> = LazyLock::new(|| pattern(r"eyJ[A-Za-z0-9_-]*\.[A-Za-z0-9._-]*"));
 
-/// What may be an address.
-static ADDRESS: LazyLock<Regex> = LazyLock::new(|| pattern("[0-9A-Fa-f:.]+"));
-
-/// In rules of nf_tables: what is before the data of an expression that has no text, such as those of iptables-nft, or
-/// before a part of a header, such as the network of an address. The data may be an address.
+/// Data of nf_tables rules that may be an address: of an expression that has no text, such as those of iptables-nft, or
+/// of a part of a header, such as the network of an address. The first group is before the data.
 static RAW_DATA: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(\[\w+|@\w+,\d+,\d+(?: & 0x[0-9a-f]+)?(?: [!=<>]+)?) 0x[0-9a-f]+"));
+
+/// A word that may contain an address.
+static WORD: LazyLock<Regex> = LazyLock::new(|| pattern("[0-9A-Za-z]*[.:][0-9A-Za-z.:]*"));
+
+static IPV4_ADDRESS: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?:[0-9]{1,3}\.){3}[0-9]{1,3}"));
 
 #[allow(clippy::expect_used, reason = "the patterns are constants")]
 fn pattern(text: &str) -> Regex {
@@ -49,59 +55,41 @@ impl Redactor {
 
     /// The redacted text.
     pub(super) fn text(&mut self, text: &str) -> String {
-        let mut lines = Vec::new();
-        let mut in_block = false;
-        for line in text.lines() {
-            if line.contains("-----BEGIN") {
-                in_block = !line.contains("-----END");
-                lines.push(REDACTED.to_owned());
-            } else if in_block {
-                in_block = !line.contains("-----END");
-            } else {
-                lines.push(self.line(line));
-            }
+        let without_keys = PEM.replace_all(text, REDACTED);
+        let without_secrets = SECRET.replace_all(&without_keys, format!("${{1}}{REDACTED}"));
+        let without_tokens = JSON_WEB_TOKEN.replace_all(&without_secrets, REDACTED);
+        if !self.replaces_addresses {
+            return without_tokens.into_owned();
         }
-        lines.push(String::new());
-        lines.join("\n")
+
+        let without_data = RAW_DATA.replace_all(&without_tokens, "${1} 0x...");
+        WORD.replace_all(&without_data, |word: &Captures<'_>| self.word(&word[0])).into_owned()
     }
 
-    fn line(&mut self, line: &str) -> String {
-        let line = SECRET.replace(line, format!("${{1}}{REDACTED}"));
-        let line = JSON_WEB_TOKEN.replace_all(&line, REDACTED);
-        if !self.replaces_addresses {
-            return line.into_owned();
+    fn word(&mut self, word: &str) -> String {
+        if let Some(replaced) = self.ipv6_at_end(word) {
+            return replaced;
         }
-        let line = RAW_DATA.replace_all(&line, "${1} 0x...");
-        let replaced = ADDRESS.replace_all(&line, |found: &Captures<'_>| {
-            let run = &found[0];
-            // Within a word, letters may be hexadecimal digits by chance.
-            let start = found.get(0).map_or(0, |run| run.start());
-            let is_within_word = line[..start].ends_with(char::is_alphanumeric);
-            let whole = if is_within_word { None } else { self.replace(run) };
-            // The end of a word and a colon may be before the address, as in `node:10.0.0.1`.
-            let after_colon = || {
-                run.match_indices(':').find_map(|(index, _)| {
-                    let (word, address) = run.split_at(index + 1);
-                    Some(word.to_owned() + &self.replace(address)?)
-                })
-            };
-            whole.or_else(after_colon).unwrap_or_else(|| run.to_owned())
+        let replaced = IPV4_ADDRESS.replace_all(word, |found: &Captures<'_>| match found[0].parse::<Ipv4Addr>() {
+            Ok(address) => self.pseudonym(address.into()),
+            Err(_) => found[0].to_owned(),
         });
         replaced.into_owned()
     }
 
-    fn replace(&mut self, run: &str) -> Option<String> {
-        let trimmed = run.trim_end_matches(['.', ':']);
-        let tail = &run[trimmed.len()..];
-        if let Ok(socket) = trimmed.parse::<SocketAddrV4>() {
-            return Some(format!("{}:{}{tail}", self.pseudonym(IpAddr::V4(*socket.ip())), socket.port()));
+    /// Replaces an IPv6 address at the end of a word, such as `node:fd00::1:`. `None` if there is none.
+    fn ipv6_at_end(&mut self, word: &str) -> Option<String> {
+        let after_colons = word.match_indices(':').map(|(index, _)| index + 1);
+        for start in iter::once(0).chain(after_colons) {
+            let (before, end) = word.split_at(start);
+            // The colons of `fd00::` belong to the address, that of `fd00::1:` is punctuation.
+            for text in [end, end.trim_end_matches(['.', ':'])] {
+                if let Ok(address) = text.parse::<Ipv6Addr>() {
+                    return Some(format!("{before}{}{}", self.pseudonym(address.into()), &end[text.len()..]));
+                }
+            }
         }
-        // The colons of `fd00::` belong to the address, that of `10.0.0.1:` is punctuation.
-        match (run.parse::<IpAddr>(), trimmed.parse::<IpAddr>()) {
-            (Ok(address), _) => Some(self.pseudonym(address)),
-            (_, Ok(address)) => Some(format!("{}{tail}", self.pseudonym(address))),
-            _ => None,
-        }
+        None
     }
 
     fn pseudonym(&mut self, address: IpAddr) -> String {
