@@ -43,12 +43,12 @@ pub(crate) use self::{
     ipvs::{ExcludeArgs, IpvsArgs},
     node::{FrontendAddressArgs, NodeArgs, node_name},
     observe::{DEFAULT_METRICS, DrainedPortArgs, HttpAddress, ObserveArgs},
-    parse::{Parsed, check_document, command, parse, with_settings_of},
+    parse::{CheckedDocument, Parsed, check_document, command, parse, with_settings_of},
     protocol_test::ProtocolTestArgs,
     status::{SHOWN_NODES, StatusArgs},
     trace::TraceArgs,
     traffic::TrafficArgs,
-    view::{ChangesArgs, EndpointsArgs, PlanArgs, ServicesArgs, TestArgs, ViewArgs},
+    view::{ChangesArgs, EndpointsArgs, NamespaceArgs, PlanArgs, ServicesArgs, TestArgs, ViewArgs},
 };
 
 use crate::{modes::Mode, print::OutputArgs};
@@ -223,8 +223,8 @@ pub(crate) struct CommonBackendArgs {
     pub(crate) observe: ObserveArgs,
 }
 
-/// What a backend process has and `local` does not, except for its configuration file: a frontend that other nodes
-/// follow, too.
+/// The flags of a backend that follows the frontend of all nodes, which `local` does not. Apart from the file, `local`
+/// has none of them.
 #[derive(Debug, Args)]
 pub(crate) struct StreamArgs {
     #[command(flatten)]
@@ -327,7 +327,7 @@ impl Command {
         }
     }
 
-    /// The address of the frontend, of a command that shows what frontends know and nothing of this machine.
+    /// The address of the frontend, of a command that shows only what frontends know, and nothing of this machine.
     pub(crate) fn frontend_of_cluster(&mut self) -> Option<&mut FrontendAddressArgs> {
         match self {
             Self::Status(args) => Some(&mut args.frontend),
@@ -378,7 +378,7 @@ impl AnyBackendArgs {
         self.backend.context("no backend: set --backend, or the field `backend`, to nftables, iptables or ipvs")
     }
 
-    /// Rejects settings of other backends, and those that contradict each other.
+    /// Rejects settings of other modes, and settings that contradict each other.
     fn validate(&self) -> Result<()> {
         let mode = self.mode()?;
         self.iptables.validate(mode)?;

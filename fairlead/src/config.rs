@@ -1,5 +1,5 @@
-//! Configuration files: what they set becomes the defaults of the flags, which are typed structs (`cli`). A flag takes
-//! precedence over the environment, this over the file, and this over the default of the flag.
+//! Configuration files: their settings become the defaults of the flags, which are typed structs (`cli`). Precedence:
+//! flag, environment, file, default of the flag.
 //!
 //! ```text
 //!   FILE ─▶ document ─▶ settings: defaults of the flags ─▶ clap ─▶ structs of `cli`

@@ -27,14 +27,17 @@ impl ServiceDiscovery {
 
     /// Parses the address of a Service.
     pub(crate) fn new(text: &str, kubeconfig: PathBuf) -> Result<Self, String> {
-        let parts = text.strip_prefix(SCHEME).and_then(|rest| rest.split_once('/'));
-        let (namespace, rest) = parts
-            .ok_or_else(|| format!("{text:?}: expected {SCHEME}NAMESPACE/SERVICE or {SCHEME}NAMESPACE/SERVICE:PORT"))?;
-        let (name, port) = rest.split_once(':').map_or((rest, None), |(name, port)| (name, Some(port)));
-        let is_name =
-            |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c));
-        if let Some(part) = [Some(namespace), Some(name), port].into_iter().flatten().find(|part| !is_name(part)) {
-            return Err(format!("{text:?}: {part:?} is not a valid name"));
+        let Some((namespace, rest)) = text.strip_prefix(SCHEME).and_then(|rest| rest.split_once('/')) else {
+            return Err(format!("{text:?}: expected {SCHEME}NAMESPACE/SERVICE or {SCHEME}NAMESPACE/SERVICE:PORT"));
+        };
+        let (name, port) = match rest.split_once(':') {
+            Some((name, port)) => (name, Some(port)),
+            None => (rest, None),
+        };
+        for part in [Some(namespace), Some(name), port].into_iter().flatten() {
+            if !is_name(part) {
+                return Err(format!("{text:?}: {part:?} is not a valid name"));
+            }
         }
         Ok(Self { namespace: namespace.to_owned(), name: name.to_owned(), port: port.map(str::to_owned), kubeconfig })
     }
@@ -42,12 +45,17 @@ impl ServiceDiscovery {
     async fn find(&self) -> anyhow::Result<Vec<FrontendAddress>> {
         let Self { namespace, name, port, kubeconfig } = self;
         let addresses = frontend::discover_frontends(kubeconfig, namespace, name, port.as_deref()).await?;
-        let frontend_address = |address| FrontendAddress {
-            uri: format!("https://{address}"),
-            server_name: Some(format!("{name}.{namespace}.svc")),
-        };
-        Ok(addresses.into_iter().map(frontend_address).collect())
+        let mut found = Vec::new();
+        for address in addresses {
+            let server_name = Some(format!("{name}.{namespace}.svc"));
+            found.push(FrontendAddress { uri: format!("https://{address}"), server_name });
+        }
+        Ok(found)
     }
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c))
 }
 
 impl fmt::Display for ServiceDiscovery {

@@ -28,17 +28,20 @@ pub(crate) struct HttpResponse {
 
 /// Sends the request, and reads the response until the server closes the connection.
 pub(crate) async fn http_get(to: SocketAddr, path: &str, limit: Duration) -> Result<HttpResponse> {
-    let request = async {
-        let connected = timeout(CONNECT_TIMEOUT, TcpStream::connect(to)).await.map_err(io::Error::from).flatten();
-        let mut stream = connected.with_context(|| format!("cannot connect to {to}"))?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nUser-Agent: fairlead\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await?;
-        let mut response = Vec::new();
-        stream.take(MAX_RESPONSE_BYTES).read_to_end(&mut response).await?;
-        anyhow::Ok(String::from_utf8_lossy(&response).into_owned())
-    };
-    let response = timeout(limit, request).await.with_context(|| format!("no response of {to} within {limit:?}"))??;
+    let exchanged = timeout(limit, exchange(to, path)).await;
+    let response = exchanged.with_context(|| format!("no response of {to} within {limit:?}"))??;
     parse(&response).with_context(|| format!("{to} sent no HTTP response"))
+}
+
+async fn exchange(to: SocketAddr, path: &str) -> Result<String> {
+    let connected = timeout(CONNECT_TIMEOUT, TcpStream::connect(to)).await.map_err(io::Error::from).flatten();
+    let mut stream = connected.with_context(|| format!("cannot connect to {to}"))?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nUser-Agent: fairlead\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+
+    let mut response = Vec::new();
+    stream.take(MAX_RESPONSE_BYTES).read_to_end(&mut response).await?;
+    Ok(String::from_utf8_lossy(&response).into_owned())
 }
 
 fn parse(response: &str) -> Option<HttpResponse> {

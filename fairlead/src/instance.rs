@@ -79,8 +79,8 @@ impl InstanceLock {
     fn try_acquire_named(name: &str, description: &str) -> Result<Attempt> {
         let own_uid = geteuid().as_raw();
         let begun = Instant::now();
-        // A process of another user cannot be a backend, and must not be able to prevent one; nor can one that does not
-        // listen.
+        // A process of another user, or a process that does not listen, cannot be a backend, and must not be able to
+        // prevent one.
         loop {
             if let Some(lock) = Self::bind(name, description)? {
                 return Ok(Attempt::Acquired(lock));
@@ -119,20 +119,11 @@ impl InstanceLock {
                 return Ok(Some(Self { listener: None }));
             }
         };
+
         let answering = listener.try_clone().context("cannot share the socket of the instance lock")?;
         let line = format!("{description}\n");
-        let answer = move || {
-            loop {
-                match answering.accept() {
-                    // A few bytes, which fit into the buffer of the new socket.
-                    Ok((mut stream, _)) => drop(stream.write_all(line.as_bytes())),
-                    // The lock was dropped, which shuts the socket down.
-                    Err(error) if error.kind() == ErrorKind::InvalidInput => return,
-                    Err(_) => thread::sleep(RETRY_DELAY),
-                }
-            }
-        };
-        thread::Builder::new().name("instance".to_owned()).spawn(answer).context("cannot start a thread")?;
+        let thread = thread::Builder::new().name("instance".to_owned());
+        thread.spawn(move || answer_all(&answering, &line)).context("cannot start a thread")?;
         Ok(Some(Self { listener: Some(listener) }))
     }
 
@@ -151,6 +142,7 @@ impl InstanceLock {
             Attempt::Acquired(lock) => return Ok(Some(lock)),
             Attempt::HeldBy(holder) => holder,
         };
+
         warn!(%holder, timeout_s = timeout.as_secs(), "another instance of Fairlead runs here, waiting for its end");
         let begun = Instant::now();
         while begun.elapsed() < timeout {
@@ -163,6 +155,7 @@ impl InstanceLock {
                 return Ok(Some(lock));
             }
         }
+
         // Another process may have taken the socket when the first holder ended.
         match Self::attempt(description).await? {
             Attempt::Acquired(lock) => Ok(Some(lock)),
@@ -170,6 +163,19 @@ impl InstanceLock {
                 "another instance of Fairlead runs in this network namespace: {holder}. Two would overwrite each \
                  other's rules: stop it, or remove one of the two installations"
             ),
+        }
+    }
+}
+
+/// Answers every connection with this line, until the socket is shut down.
+fn answer_all(listener: &UnixListener, line: &str) {
+    loop {
+        match listener.accept() {
+            // A few bytes, which fit into the buffer of the new socket.
+            Ok((mut stream, _)) => drop(stream.write_all(line.as_bytes())),
+            // The lock was dropped, which shuts the socket down.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => return,
+            Err(_) => thread::sleep(RETRY_DELAY),
         }
     }
 }
@@ -195,12 +201,16 @@ impl Holder {
         stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
         connect(stream.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
         let credentials = getsockopt(&stream, PeerCredentials)?;
-        // A backend writes all of it at once. One that writes a byte from time to time is not read further.
-        let mut answer = [0; MAX_ANSWER_BYTES];
-        let length = (&stream).read(&mut answer).unwrap_or_default();
-        let answer = String::from_utf8_lossy(&answer[..length]).trim().to_owned();
-        let answer = Some(answer).filter(|answer| !answer.is_empty());
-        Ok(Self { pid: credentials.pid(), uid: credentials.uid(), answer })
+
+        // A backend writes its answer at once. A process that writes a byte from time to time is not read further.
+        let mut buffer = [0; MAX_ANSWER_BYTES];
+        let length = (&stream).read(&mut buffer).unwrap_or_default();
+        let answer = String::from_utf8_lossy(&buffer[..length]).trim().to_owned();
+        Ok(Self {
+            pid: credentials.pid(),
+            uid: credentials.uid(),
+            answer: if answer.is_empty() { None } else { Some(answer) },
+        })
     }
 
     /// Whether it is a backend of this mode.

@@ -33,7 +33,7 @@ use crate::cli::FrontendAddressArgs;
 /// How long kubectl may take to forward a port.
 const FORWARD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a command needs until it ends: forwarded ports, and files in memory.
+/// Forwarded ports, and files in memory, which a command needs until it ends.
 #[derive(Debug, Default)]
 pub(crate) struct Connection {
     /// kubectl, which forwards ports of this machine to frontends until this is dropped.
@@ -48,7 +48,7 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 struct Installation {
     namespace: String,
-    /// The chart's `fullnameOverride`, or what it is without one.
+    /// The chart's `fullnameOverride`, by default `fairlead`.
     name: String,
 }
 
@@ -69,7 +69,6 @@ pub(crate) fn is_plugin(program: Option<&OsStr>) -> bool {
 /// given are kept.
 pub(crate) async fn connect(args: &mut FrontendAddressArgs) -> Result<Connection> {
     let installation = Installation::from_environment();
-    let mut connection = Connection::default();
     let pods = ready_pods(&installation.frontends().output().await?)?;
     if pods.is_empty() {
         let Installation { namespace, name } = installation;
@@ -78,12 +77,15 @@ pub(crate) async fn connect(args: &mut FrontendAddressArgs) -> Result<Connection
              (fullnameOverride of the chart), and `kubectl -n {namespace} get pods`"
         );
     }
+
+    let mut connection = Connection::default();
     if args.tls_ca.is_none() {
         args.tls_ca = Some(connection.file(&installation.authorities().output().await?)?);
     }
     if args.token_file.is_none() && args.tls_cert.is_none() {
         args.token_file = Some(connection.file(&installation.token().output().await?)?);
     }
+
     let forwards = future::join_all(pods.iter().map(|pod| forward(installation.forward(pod)))).await;
     args.addresses.clear();
     for (pod, forwarded) in pods.into_iter().zip(forwards) {
@@ -96,8 +98,10 @@ pub(crate) async fn connect(args: &mut FrontendAddressArgs) -> Result<Connection
         }
     }
     if connection.forwards.is_empty() {
-        return Err(connection.unreachable.swap_remove(0).1);
+        let (_, error) = connection.unreachable.swap_remove(0);
+        return Err(error);
     }
+
     args.frontend_name.get_or_insert_with(|| installation.server_name());
     Ok(connection)
 }
@@ -133,6 +137,7 @@ impl Connection {
 /// The address of this machine that kubectl forwards, until the process is dropped.
 async fn forward(call: Call) -> Result<(SocketAddr, Child)> {
     let mut process = call.spawn()?;
+
     let mut line = String::new();
     // The pipe stays open as long as the process: kubectl would end when it cannot write to it.
     if let Some(output) = &mut process.stdout {
@@ -140,16 +145,24 @@ async fn forward(call: Call) -> Result<(SocketAddr, Child)> {
         let first = timeout(FORWARD_TIMEOUT, output.read_line(&mut line)).await;
         first.with_context(|| call.failed("forwarded no port in time"))?.context("cannot read from kubectl")?;
     }
+
     let address = local_address(&line).with_context(|| call.failed("forwarded no port"))?;
     Ok((address, process))
 }
 
+fn variable_or(name: &str, default: &str) -> String {
+    match env::var(name) {
+        Ok(value) if !value.is_empty() => value,
+        _ => default.to_owned(),
+    }
+}
+
 impl Installation {
     fn from_environment() -> Self {
-        let of = |variable: &str, default: &str| {
-            env::var(variable).ok().filter(|value| !value.is_empty()).unwrap_or_else(|| default.to_owned())
-        };
-        Self { namespace: of("FAIRLEAD_NAMESPACE", "kube-system"), name: of("FAIRLEAD_NAME", "fairlead") }
+        Self {
+            namespace: variable_or("FAIRLEAD_NAMESPACE", "kube-system"),
+            name: variable_or("FAIRLEAD_NAME", "fairlead"),
+        }
     }
 
     /// The name in the certificate of frontends.

@@ -48,7 +48,7 @@ pub(crate) fn line(line: impl Display) -> Result<(), Error> {
 /// Prints a document for programs as it is.
 ///
 /// # Errors
-/// As those of [`text`].
+/// As for [`text`].
 pub(crate) fn document(document: impl Display) -> Result<(), Error> {
     to(&mut io::stdout().lock(), document)
 }

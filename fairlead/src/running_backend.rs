@@ -24,7 +24,8 @@ pub(crate) struct RunningBackend {
     pub(crate) address: SocketAddr,
     /// The node that it runs as.
     pub(crate) node: String,
-    /// Its `--backend`, and what else a flag, the environment or a file sets. Its other flags have their defaults.
+    /// Its `--backend`, and all settings that a flag, the environment or a file has. Its other flags have their
+    /// defaults.
     pub(crate) settings: Vec<Setting>,
     is_local: bool,
 }
@@ -43,11 +44,16 @@ impl RunningBackend {
         let text = |flag: &str| flags.get(flag).and_then(|flag| flag["value"].as_str());
 
         let by_command = command.strip_prefix("backend ").filter(|name| *name != "configured");
-        let name = Mode::from_str(by_command.or_else(|| text(BACKEND))?, false).ok()?;
+        let mode = Mode::from_str(by_command.or_else(|| text(BACKEND))?, false).ok()?;
         let node = node_name(text("node-name")).ok()?;
-        let given = flags.iter().filter(|(flag, given)| *flag != BACKEND && given["from"] != "default");
-        let given = given.map(|(flag, given)| Setting::new(flag, field_of(flag), given["value"].clone()));
-        let mut settings: Vec<_> = given.chain([Setting::new(BACKEND, BACKEND, name.name())]).collect();
+
+        let mut settings = Vec::new();
+        for (flag, given) in flags {
+            if flag != BACKEND && given["from"] != "default" {
+                settings.push(Setting::new(flag, field_of(flag), given["value"].clone()));
+            }
+        }
+        settings.push(Setting::new(BACKEND, BACKEND, mode.name()));
         let is_local = command == "local";
         if is_local {
             // It has no such flag because it never answers `/drained`.
@@ -58,18 +64,16 @@ impl RunningBackend {
 
     /// The settings that a command takes over, for its user. The name of the backend is in its result.
     pub(crate) fn describe(&self, settings: &[Setting]) -> Option<String> {
-        let described = settings.iter().filter(|setting| setting.field != BACKEND).map(|setting| {
-            let value = match &setting.value {
-                Value::Array(values) => values.iter().map(plain_text).collect::<Vec<_>>().join(","),
-                value => plain_text(value),
-            };
-            format!("{} {value}", setting.path)
-        });
-        let described = described.collect::<Vec<_>>().join(" ");
+        let mut described = Vec::new();
+        for Setting { field, value, path } in settings {
+            if field != BACKEND {
+                described.push(format!("{path} {}", flag_text(value)));
+            }
+        }
         if described.is_empty() {
             return None;
         }
-        Some(format!("settings of the backend that runs here (at {}): {described}", self.address))
+        Some(format!("settings of the backend that runs here (at {}): {}", self.address, described.join(" ")))
     }
 
     /// Whether it is a `fairlead local` that answers no commands, because it has no `--listen`.
@@ -79,8 +83,12 @@ impl RunningBackend {
 }
 
 /// A value as a flag has it.
-fn plain_text(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+fn flag_text(value: &Value) -> String {
+    match value {
+        Value::Array(values) => values.iter().map(flag_text).collect::<Vec<_>>().join(","),
+        Value::String(text) => text.clone(),
+        value => value.to_string(),
+    }
 }
 
 #[cfg(test)]

@@ -33,10 +33,15 @@ impl Table {
         table
     }
 
-    /// Appends a row. An empty cell is printed as `-`, control characters as spaces: others may have written the text.
+    /// Appends a row. An empty cell is printed as `-`, control characters as spaces, because users may
+    /// have written the text.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = impl Display>) {
-        let cells = cells.into_iter().map(|cell| printable(&cell.to_string()));
-        self.rows.push(cells.map(|cell| if cell.is_empty() { "-".to_owned() } else { cell }).collect());
+        let mut row = Vec::new();
+        for cell in cells {
+            let text = printable(&cell.to_string());
+            row.push(if text.is_empty() { "-".to_owned() } else { text });
+        }
+        self.rows.push(row);
     }
 }
 
@@ -49,6 +54,7 @@ impl Display for Table {
                 *width = cell.chars().count().max(*width);
             }
         }
+
         for row in &self.rows {
             let mut line = String::new();
             for (cell, width) in row.iter().zip(&widths) {

@@ -13,11 +13,10 @@ pub(crate) struct Effective(Value);
 impl Effective {
     /// The configuration of a parsed command line with the settings of a file.
     pub(crate) fn of(command: &Command, matches: &ArgMatches, settings: &[Setting]) -> Self {
-        let (names, matches) = leaf(matches);
+        let (path, matches) = leaf(matches);
         // The last subcommand has the global flags, too.
-        let command = names.iter().try_fold(command, |command, name| command.find_subcommand(name));
-        let flags = command.map(|command| flags(command, matches, settings));
-        Self(json!({"fairlead": {"command": names.join(" "), "flags": flags}}))
+        let flags = find_command(command, &path).map(|command| flags(command, matches, settings));
+        Self(json!({"fairlead": {"command": path.join(" "), "flags": flags}}))
     }
 
     /// Whether a flag has its default value.
@@ -41,26 +40,39 @@ pub(super) fn leaf(mut matches: &ArgMatches) -> (Vec<&str>, &ArgMatches) {
     (path, matches)
 }
 
+/// A subcommand, by its path: the names of the commands that it is in, and its own.
+pub(super) fn find_command<'a>(command: &'a Command, path: &[&str]) -> Option<&'a Command> {
+    path.iter().try_fold(command, |command, name| command.find_subcommand(name))
+}
+
 /// The flags of one command that have a value.
 fn flags(command: &Command, matches: &ArgMatches, settings: &[Setting]) -> Map<String, Value> {
     let mut flags = Map::new();
     for argument in command.get_arguments() {
         let id = argument.get_id().as_str();
-        let Some(long) = argument.get_long() else { continue };
-        let raw = matches.try_get_raw(id).ok().flatten().map(|raw| {
-            let mut values: Vec<_> = raw.map(|value| value_of(argument, &value.to_string_lossy())).collect();
-            if values.len() == 1 { values.remove(0) } else { values.into() }
-        });
-        let setting = settings.iter().find(|setting| setting.field == field_of(long));
-        let (value, from) = match (matches.try_contains_id(id).ok().and_then(|_| matches.value_source(id)), setting) {
-            (Some(ValueSource::CommandLine), _) => (raw, "command line"),
-            (Some(ValueSource::EnvVariable), _) => (raw, "environment"),
+        let Some(flag) = argument.get_long() else { continue };
+        let setting = settings.iter().find(|setting| setting.field == field_of(flag));
+        // Of an unknown id, `value_source` panics.
+        let source = if matches.try_contains_id(id).is_ok() { matches.value_source(id) } else { None };
+
+        let (value, from) = match (source, setting) {
+            (Some(ValueSource::CommandLine), _) => (given_value(argument, matches), "command line"),
+            (Some(ValueSource::EnvVariable), _) => (given_value(argument, matches), "environment"),
             (_, Some(setting)) => (Some(setting.value.clone()), "file"),
-            _ => (raw, "default"),
+            _ => (given_value(argument, matches), "default"),
         };
-        flags.extend(value.map(|value| (long.to_owned(), json!({"value": value, "from": from}))));
+        if let Some(value) = value {
+            flags.insert(flag.to_owned(), json!({"value": value, "from": from}));
+        }
     }
     flags
+}
+
+/// The value of a flag, of several a list.
+fn given_value(argument: &Arg, matches: &ArgMatches) -> Option<Value> {
+    let raw = matches.try_get_raw(argument.get_id().as_str()).ok().flatten()?;
+    let mut values: Vec<_> = raw.map(|value| value_of(argument, &value.to_string_lossy())).collect();
+    Some(if values.len() == 1 { values.remove(0) } else { values.into() })
 }
 
 /// A value as a file has it: of a switch `true` or `false`, otherwise text.

@@ -116,8 +116,11 @@ fn some_addresses(text: &str) -> Result<IpNet, String> {
 impl SourceArgs {
     /// `--kubeconfig`, or else the environment's. Not left to the parser: the variable must not exclude `--manifests`.
     pub(crate) fn kubeconfig(&self) -> Option<PathBuf> {
-        let environment = || std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
-        self.kubeconfig.clone().or_else(environment)
+        if self.kubeconfig.is_some() {
+            return self.kubeconfig.clone();
+        }
+        let path = std::env::var_os("KUBECONFIG")?;
+        if path.is_empty() { None } else { Some(path.into()) }
     }
 
     /// Rejects two sources, which a file may have.
@@ -146,7 +149,7 @@ impl FrontendArgs {
         }
     }
 
-    /// The TCP addresses at which this process listens; those with a host name are left out.
+    /// The TCP addresses at which this process listens; addresses with a host name are left out.
     pub(crate) fn listening(&self) -> impl Iterator<Item = SocketAddr> {
         let Self { listen, metrics, page, .. } = self;
         listen.iter().filter_map(|address| address.parse().ok()).chain(metrics.0).chain(page.0)
@@ -156,17 +159,20 @@ impl FrontendArgs {
     pub(super) fn validate(&self) -> Result<()> {
         self.source.validate()?;
         self.tls.validate()?;
-        let (is_insecure, has_tls) = (self.insecure, self.tls.tls_cert.is_some());
-        if is_insecure && has_tls {
+        let has_tls = self.tls.tls_cert.is_some();
+        if self.insecure && has_tls {
             bail!("--insecure and --tls-cert exclude each other");
         }
-        match self.listen.iter().find(|address| !address.starts_with("unix:")) {
-            Some(address) if !is_insecure && !has_tls => bail!(
+        if let Some(address) = self.listen.iter().find(|address| !address.starts_with("unix:"))
+            && !self.insecure
+            && !has_tls
+        {
+            bail!(
                 "--listen {address}: a TCP port without TLS is open to everyone who can reach it. \
                  Set --tls-cert and --tls-key, use unix:/PATH, or set --insecure"
-            ),
-            _ => Ok(()),
+            );
         }
+        Ok(())
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct VariantArgs {
 struct VariantChoice(Option<Variant>);
 
 impl IptablesArgs {
-    /// The options of the data plane, with those of this backend.
+    /// The options of the data plane, with the options of this mode.
     pub(crate) fn options(&self, options: DataplaneOptions) -> DataplaneOptions {
         let is_open = self.iptables_localhost_nodeports;
         let localhost_nodeports = if is_open { LocalhostNodePorts::Open } else { LocalhostNodePorts::Closed };

@@ -62,8 +62,6 @@ pub(crate) struct ExcludeArgs {
 impl IpvsArgs {
     /// The settings of the IPVS backend.
     pub(crate) fn settings(self, dataplane: DataplaneOptions, variant: VariantSelection) -> Settings {
-        let seconds =
-            |duration: Option<Duration>| duration.map_or(0, |time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX));
         let default = Settings::default();
         Settings {
             dataplane,
@@ -87,6 +85,11 @@ impl IpvsArgs {
         }
         Ok(())
     }
+}
+
+/// 0: unchanged.
+fn seconds(time: Option<Duration>) -> u32 {
+    time.map_or(0, |time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]

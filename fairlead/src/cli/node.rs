@@ -1,6 +1,6 @@
 //! The flags for this node and its frontend.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use backend::{Credentials, Discover, Grpc, GrpcOptions, LossLimit};
@@ -103,30 +103,43 @@ impl FrontendAddressArgs {
 
     /// The certificates that this process uses.
     pub(crate) fn certificate_files(&self) -> Vec<CertificateFile> {
-        let file = |name, path: &Option<PathBuf>, is_bundle| {
-            path.clone().map(|path| CertificateFile { name, path, is_bundle })
-        };
-        [file("tls-cert", &self.tls_cert, false), file("tls-ca", &self.tls_ca, true)].into_iter().flatten().collect()
+        let mut files = Vec::new();
+        if let Some(path) = self.tls_cert.clone() {
+            files.push(CertificateFile { name: "tls-cert", path, is_bundle: false });
+        }
+        if let Some(path) = self.tls_ca.clone() {
+            files.push(CertificateFile { name: "tls-ca", path, is_bundle: true });
+        }
+        files
     }
 
     /// The client for the frontend.
     pub(crate) fn grpc(&self) -> Result<Grpc> {
         self.validate()?;
-        let Self { addresses, discovery_kubeconfig, tls_ca, frontend_name, tls_cert, tls_key, token_file } =
-            self.clone();
-        let credentials =
-            Credentials { authorities: tls_ca, identity: tls_cert.zip(tls_key), token: token_file, frontend_name };
-        let (services, endpoints): (Vec<_>, Vec<_>) =
-            addresses.into_iter().partition(|address| ServiceDiscovery::has_scheme(address));
-        let discover = |address: String| -> Result<Arc<dyn Discover>> {
-            let kubeconfig = discovery_kubeconfig.clone();
-            let kubeconfig =
-                kubeconfig.with_context(|| format!("--frontend {address} needs --discovery-kubeconfig"))?;
-            let discovery = ServiceDiscovery::new(&address, kubeconfig);
-            Ok(Arc::new(discovery.map_err(|error| anyhow!("--frontend {error}"))?))
+        let mut endpoints = Vec::new();
+        let mut discovery = Vec::<Arc<dyn Discover>>::new();
+        for address in &self.addresses {
+            if ServiceDiscovery::has_scheme(address) {
+                discovery.push(Arc::new(self.service_discovery(address)?));
+            } else {
+                endpoints.push(address.clone());
+            }
+        }
+
+        let credentials = Credentials {
+            authorities: self.tls_ca.clone(),
+            identity: self.tls_cert.clone().zip(self.tls_key.clone()),
+            token: self.token_file.clone(),
+            frontend_name: self.frontend_name.clone(),
         };
-        let discovery = services.into_iter().map(discover).collect::<Result<_>>()?;
         Grpc::new(GrpcOptions { endpoints, discovery, credentials })
+    }
+
+    fn service_discovery(&self, address: &str) -> Result<ServiceDiscovery> {
+        let Some(kubeconfig) = self.discovery_kubeconfig.clone() else {
+            bail!("--frontend {address} needs --discovery-kubeconfig");
+        };
+        ServiceDiscovery::new(address, kubeconfig).map_err(|error| anyhow!("--frontend {error}"))
     }
 }
 
@@ -139,13 +152,13 @@ impl NodeArgs {
 
 /// A node's name as kubelet and kube-proxy derive it: trimmed, in lower case.
 pub(crate) fn node_name(given: Option<&str>) -> Result<String> {
-    let name = match given {
-        Some(name) => name.trim().to_lowercase(),
-        None => std::fs::read_to_string("/proc/sys/kernel/hostname")
-            .context("cannot read the host name; set --node-name")?
-            .trim()
-            .to_lowercase(),
+    let text = match given {
+        Some(name) => name.to_owned(),
+        None => {
+            fs::read_to_string("/proc/sys/kernel/hostname").context("cannot read the host name; set --node-name")?
+        }
     };
+    let name = text.trim().to_lowercase();
     if !is_node_name(&name) {
         bail!(
             "{name:?} is no name of a Node, which has at most 253 lower case letters, digits, '-' and '.'; \

@@ -1,6 +1,10 @@
 //! The flags for the HTTP endpoints of a backend.
 
-use std::{net::SocketAddr, num::NonZeroU16, str::FromStr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+    str::FromStr,
+};
 
 use backend::dataplane::DrainedPorts;
 use clap::Args;
@@ -47,7 +51,8 @@ impl DrainedPortArgs {
     }
 }
 
-/// The address of an HTTP server. `None`: it is disabled. `PORT`: the port of an address without one; 0: it needs one.
+/// The address of an HTTP server; `None`: it is disabled. `PORT` is the port of an address without a port; with 0, an
+/// address needs a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HttpAddress<const PORT: u16 = 0>(pub(crate) Option<SocketAddr>);
 
@@ -94,11 +99,15 @@ impl<const PORT: u16> FromStr for HttpAddress<PORT> {
         if text == "none" {
             return Ok(Self(None));
         }
-        let with_default_port = || Some(SocketAddr::new(text.parse().ok()?, PORT)).filter(|_| PORT != 0);
-        let address = text.parse().ok().or_else(with_default_port);
-        address.map(|address| Self(Some(address))).ok_or_else(|| {
-            format!("{text:?}: expected an address with a port, such as 127.0.0.1:7601 or [::]:7601, or `none`")
-        })
+        if let Ok(address) = text.parse::<SocketAddr>() {
+            return Ok(Self(Some(address)));
+        }
+        if PORT != 0
+            && let Ok(ip) = text.parse::<IpAddr>()
+        {
+            return Ok(Self(Some(SocketAddr::new(ip, PORT))));
+        }
+        Err(format!("{text:?}: expected an address with a port, such as 127.0.0.1:7601 or [::]:7601, or `none`"))
     }
 }
 

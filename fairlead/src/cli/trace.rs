@@ -48,10 +48,10 @@ fn protocol(text: &str) -> Result<Protocol, String> {
 
 /// Parses an address, with or without a port.
 fn source(text: &str) -> Result<SocketAddr, String> {
-    let address = |text: &str| text.parse::<IpAddr>().map(|address| SocketAddr::new(address, DEFAULT_SOURCE_PORT));
-    text.parse()
-        .or_else(|_| address(text))
-        .map_err(|_| format!("{text:?}: expected an address, with or without a port"))
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(address, DEFAULT_SOURCE_PORT));
+    }
+    text.parse().map_err(|_| format!("{text:?}: expected an address, with or without a port"))
 }
 
 /// Parses an address with a port.

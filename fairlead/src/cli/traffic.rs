@@ -94,23 +94,27 @@ impl TrafficArgs {
 
     fn local_detector(&self) -> Result<LocalDetector> {
         use DetectLocalMode::{BridgeInterface, ClusterCidr, InterfaceNamePrefix, NodeCidr};
-        let cidrs = (!self.cluster_cidr.is_empty()).then_some(&self.cluster_cidr);
-        let mode = self.detect_local_mode.or(cidrs.map(|_| ClusterCidr));
-        for (flag, given, of) in [
-            ("--cluster-cidr", cidrs.is_some(), ClusterCidr),
+        let has_cidrs = !self.cluster_cidr.is_empty();
+        let mode = match self.detect_local_mode {
+            None if has_cidrs => Some(ClusterCidr),
+            given => given,
+        };
+
+        for (flag, is_given, of) in [
+            ("--cluster-cidr", has_cidrs, ClusterCidr),
             ("--pod-bridge-interface", self.pod_bridge_interface.is_some(), BridgeInterface),
             ("--pod-interface-name-prefix", self.pod_interface_name_prefix.is_some(), InterfaceNamePrefix),
         ] {
-            let name = of.to_possible_value();
-            let name = name.as_ref().map_or("", |value| value.get_name());
-            match mode == Some(of) {
-                true if !given => bail!("--detect-local-mode {name} needs {flag}"),
-                // As in kube-proxy.
-                false if of == ClusterCidr => {}
-                false if given => bail!("{flag} needs --detect-local-mode {name}"),
-                _ => {}
+            let is_needed = mode == Some(of);
+            if is_needed && !is_given {
+                bail!("--detect-local-mode {} needs {flag}", of.name());
+            }
+            // Cluster CIDRs have no effect in other modes, as in kube-proxy.
+            if is_given && !is_needed && of != ClusterCidr {
+                bail!("{flag} needs --detect-local-mode {}", of.name());
             }
         }
+
         Ok(match (mode, &self.pod_bridge_interface, &self.pod_interface_name_prefix) {
             (Some(ClusterCidr), ..) => LocalDetector::ClusterCidr(self.cluster_cidr.clone()),
             (Some(NodeCidr), ..) => LocalDetector::NodeCidr,
@@ -118,6 +122,12 @@ impl TrafficArgs {
             (_, _, Some(prefix)) => LocalDetector::InterfaceNamePrefix(prefix.clone()),
             _ => LocalDetector::None,
         })
+    }
+}
+
+impl DetectLocalMode {
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 }
 

@@ -12,12 +12,15 @@ use proto::{
 use serde_json::json;
 
 use super::view::RESPONSE_TIMEOUT;
-use crate::{cli::ChangesArgs, print, table::Table};
+use crate::{
+    cli::{ChangesArgs, NamespaceArgs},
+    print,
+    table::Table,
+};
 
 /// Asks a frontend, and prints the changes.
 pub(crate) async fn run(args: ChangesArgs) -> Result<()> {
-    let ChangesArgs { service, namespace, node, since, frontend, output } = args;
-    let namespace = namespace.namespace;
+    let ChangesArgs { service, namespace: NamespaceArgs { namespace, .. }, node, since, frontend, output } = args;
     let (namespace, name) = match service {
         Some(service) => {
             let ServiceName { namespace, name } = service.in_namespace(namespace.as_deref())?;
@@ -25,11 +28,13 @@ pub(crate) async fn run(args: ChangesArgs) -> Result<()> {
         }
         None => (namespace.unwrap_or_default(), String::new()),
     };
-    let since = since.and_then(|since| SystemTime::now().checked_sub(since));
-    let since_micros = since.map_or(0, unix_micros);
+    let from = since.and_then(|since| SystemTime::now().checked_sub(since));
+    let since_micros = from.map_or(0, unix_micros);
+
     let request = ChangesRequest { node: node.unwrap_or_default(), namespace, name, since_micros };
     let response = frontend.grpc()?.changes(&request, RESPONSE_TIMEOUT).await?;
     let ChangesResponse { complete_since_micros, changes } = response;
+
     let value = json!({ "complete_since_micros": complete_since_micros, "changes": changes });
     print::value(output, &value, || table(&changes))?;
     if since_micros < complete_since_micros {
@@ -48,8 +53,8 @@ fn table(changes: &[Change]) -> Table {
     let mut table = Table::new(&["TIME", "REVISION", "SERVICE PORT", "CHANGE", "OBJECT", "VERSION", "MANAGER"]);
     for Change { at_micros, revision, service_port, summary, object, version, manager } in changes {
         let version = if *version == 0 { String::new() } else { version.to_string() };
-        let (time, revision) = (time_text(*at_micros), revision.to_string());
-        table.row([&time, &revision, service_port, summary, object, &version, manager]);
+        let time = time_text(*at_micros);
+        table.row([&time, &revision.to_string(), service_port, summary, object, &version, manager]);
     }
     table
 }

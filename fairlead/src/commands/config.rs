@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 use runtime::printable;
 
 use crate::{
-    cli::{self, ConfigCommand},
+    cli::{self, CheckedDocument, ConfigCommand},
     config::{self, Document, TargetRole, chart},
     exit_code::ExitCode,
     print,
@@ -16,28 +16,30 @@ pub(crate) fn run(command: ConfigCommand) -> Result<ExitCode> {
         ConfigCommand::Convert { file, role } => (file, Some(role)),
         ConfigCommand::Validate { file } => (file, None),
     };
-    let document = Document::parse(&Document::read_text(&file)?);
     let name = file.display();
-    match document.and_then(|document| cli::check_document(document, convert_for)).with_context(|| name.to_string()) {
-        Ok((kind, settings, mut warnings)) => {
-            let output = match convert_for {
-                Some(TargetRole::Chart) => {
-                    let (values, not_in_chart) = chart::values(&settings);
-                    warnings.extend(not_in_chart);
-                    print::yaml(&values)?
-                }
-                Some(TargetRole::Local | TargetRole::Backend) => config::to_yaml(kind, &settings)?,
-                None => {
-                    printable(&format!("{name}: {} for `fairlead {}`", kind.name(), kind.command().join(" "))) + "\n"
-                }
-            };
-            warnings.iter().for_each(|warning| print::error(format_args!("{name}: {warning}")));
-            print::document(output)?;
-            Ok(ExitCode::Success)
-        }
+    let text = Document::read_text(&file)?;
+
+    let checked = Document::parse(&text).and_then(|document| cli::check_document(document, convert_for));
+    let CheckedDocument { kind, settings, mut warnings } = match checked.with_context(|| name.to_string()) {
+        Ok(checked) => checked,
         Err(error) => {
             print::error(format_args!("{error:#}"));
-            Ok(ExitCode::FoundProblems)
+            return Ok(ExitCode::FoundProblems);
         }
+    };
+
+    let output = match convert_for {
+        Some(TargetRole::Chart) => {
+            let (values, not_in_chart) = chart::values(&settings);
+            warnings.extend(not_in_chart);
+            print::yaml(&values)?
+        }
+        Some(TargetRole::Local | TargetRole::Backend) => config::to_yaml(kind, &settings)?,
+        None => printable(&format!("{name}: {} for `fairlead {}`", kind.name(), kind.command().join(" "))) + "\n",
+    };
+    for warning in warnings {
+        print::error(format_args!("{name}: {warning}"));
     }
+    print::document(output)?;
+    Ok(ExitCode::Success)
 }

@@ -27,7 +27,7 @@ use ChartValue::{At, ExtraArgument, List, Listener, Nothing, Sysctl};
 const SYSCTLS: [&str; 3] = ["backend", "prepareNode", "sysctls"];
 const EXTRA_ARGUMENTS: [&str; 2] = ["backend", "extraArgs"];
 
-/// What `fairlead config convert` may set.
+/// Where the chart has each field that `fairlead config convert` may set.
 const VALUES: &[(&str, ChartValue)] = &[
     ("backend", At(&["mode"])),
     ("bindAddressHardFail", ExtraArgument("--bind-address-hard-fail")),
@@ -65,7 +65,7 @@ const VALUES: &[(&str, ChartValue)] = &[
     ("podInterfaceNamePrefix", At(&["traffic", "podInterfaceNamePrefix"])),
 ];
 
-/// The values that differ from the chart's defaults, and what the chart has no value for.
+/// The values that differ from the chart's defaults, and a warning for each setting without a value.
 pub(crate) fn values(settings: &[Setting]) -> (Value, Vec<String>) {
     let mut values = Value::Object(Map::new());
     let mut warnings = Vec::new();
@@ -90,7 +90,7 @@ fn value_at<'a>(values: &'a mut Value, path: &[&str]) -> &'a mut Value {
     path.iter().fold(values, |value, name| &mut value[*name])
 }
 
-/// A list, which a setting may have in one text.
+/// A list, which a setting may have as one text with commas.
 fn list(value: &Value) -> Value {
     match value.as_str() {
         Some(text) => text.split(',').map(str::trim).collect(),
@@ -100,16 +100,16 @@ fn list(value: &Value) -> Value {
 
 /// A sysctl. A time of 0 leaves it unchanged.
 fn sysctl(value: &Value) -> Value {
-    match value {
-        Value::Bool(on) => u8::from(*on).to_string().into(),
-        value => match value.as_str().and_then(|text| duration(text).ok()) {
-            Some(time) if !time.is_zero() => time.as_secs().to_string().into(),
-            _ => Value::Null,
-        },
+    if let Value::Bool(on) = value {
+        return u8::from(*on).to_string().into();
+    }
+    match value.as_str().and_then(|text| duration(text).ok()) {
+        Some(time) if !time.is_zero() => time.as_secs().to_string().into(),
+        _ => Value::Null,
     }
 }
 
-/// Sets the port of a listener. Returns what the chart cannot express.
+/// Sets the port of a listener. Returns a warning if the chart cannot express its address.
 fn listener(values: &mut Value, at: &[&str], path: &str, value: &Value) -> Option<String> {
     let default_port = if at.ends_with(&["healthz"]) { 10256 } else { 10249 };
     let text = value.as_str().unwrap_or_default();
@@ -117,6 +117,7 @@ fn listener(values: &mut Value, at: &[&str], path: &str, value: &Value) -> Optio
     let Some(address) = address else {
         return Some(format!("{path}: {value} has no effect in the chart, which always has this listener"));
     };
+
     // kube-proxy accepts an address without a port, too.
     let port = if text.ends_with(&format!(":{}", address.port())) { address.port() } else { default_port };
     let section = value_at(values, at);

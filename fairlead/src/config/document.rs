@@ -81,11 +81,9 @@ impl Document {
         let Value::Object(mut fields) = yaml(text)? else {
             bail!("expected fields, such as apiVersion and kind");
         };
-        let text_field = |fields: &mut Map<String, Value>, name| match fields.remove(name) {
-            Some(Value::String(text)) => Ok(text),
-            _ => bail!("{name}: missing, or not text"),
-        };
-        let (api_version, kind) = (text_field(&mut fields, "apiVersion")?, text_field(&mut fields, "kind")?);
+        let api_version = take_text(&mut fields, "apiVersion")?;
+        let kind = take_text(&mut fields, "kind")?;
+
         match (api_version.as_str(), kind.as_str()) {
             ("v1", "ConfigMap") => Self::of_config_map(&fields),
             ("v1", "List") => Self::of_list(&fields),
@@ -106,10 +104,18 @@ impl Document {
         let data = config_map.get("data").and_then(Value::as_object).context("data: missing in the ConfigMap")?;
         let known = [KUBE_PROXY_API_VERSION, API_VERSION];
         let is_configuration = |text: &&str| known.iter().any(|version| text.contains(version));
-        // That of the known key is a configuration, even one that cannot be read.
+
+        // The value of the known key is a configuration, even if it cannot be read as one.
         let of_key = data.get(KUBEADM_KEY).and_then(Value::as_str);
         let text = of_key.or_else(|| data.values().filter_map(Value::as_str).find(is_configuration));
         Self::parse(text.context("data: the ConfigMap contains no configuration")?)
+    }
+}
+
+fn take_text(fields: &mut Map<String, Value>, name: &str) -> Result<String> {
+    match fields.remove(name) {
+        Some(Value::String(text)) => Ok(text),
+        _ => bail!("{name}: missing, or not text"),
     }
 }
 

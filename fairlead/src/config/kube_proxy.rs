@@ -16,7 +16,7 @@ use self::fields::{Effect, Field, modes};
 use super::{Kind, Setting, duration};
 use crate::modes::Mode;
 
-/// What replaces kube-proxy.
+/// The process, or the release, that replaces kube-proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TargetRole {
     /// `fairlead local`, which watches the API server itself, as kube-proxy does.
@@ -31,7 +31,7 @@ pub(crate) enum TargetRole {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Conversion {
     pub(crate) settings: Vec<Setting>,
-    /// Fields without effect, or with another one than in kube-proxy; why, and what to do instead.
+    /// Fields without effect, or with another effect than in kube-proxy; why, and what to do instead.
     pub(crate) warnings: Vec<String>,
 }
 
@@ -132,7 +132,7 @@ impl Conversion {
         typed
     }
 
-    /// Converts a field that does not depend on others. Returns whether kube-proxy reads it.
+    /// Converts a field that does not depend on other fields. Returns whether kube-proxy reads it.
     fn keeps(&mut self, path: &str, value: &Value, mode: Mode) -> bool {
         let Some(field) = Field::at(path) else {
             let is_section = Field::has_section(&format!("{path}."));
@@ -191,7 +191,7 @@ impl Conversion {
             );
             self.warn(PATH, why);
         }
-        // Health is served in both IP families by default, metrics in one.
+        // By default health is served in both IP families, and metrics only in IPv4.
         if address.contains(':') && !values.contains_key("metricsBindAddress") {
             self.set(PATH, "metrics", "::1");
         }
@@ -215,6 +215,7 @@ impl Conversion {
                 None => {}
             }
         }
+
         if *mode != default || values.contains_key(CLUSTER_CIDR) {
             self.set(MODE, MODE, mode.clone());
         } else if given.is_some() {
@@ -226,33 +227,39 @@ impl Conversion {
     fn node_ports(&mut self, values: &Values<'_>, mode: Mode) {
         const PATH: &str = "nodePortAddresses";
         const LOCALHOST: &str = "iptables.localhostNodePorts";
-        let text = |entry: &Value| entry.as_str().map_or_else(|| entry.to_string(), str::to_owned);
-        let given = self.typed(values, PATH, Value::as_array).into_iter().flatten();
-        let given: Vec<_> = given.map(text).collect();
-        let has = |keyword: &str| given.iter().any(|entry| entry == keyword);
+        let mut entries = Vec::new();
+        for entry in self.typed(values, PATH, Value::as_array).into_iter().flatten() {
+            entries.push(entry.as_str().map_or_else(|| entry.to_string(), str::to_owned));
+        }
+        let has = |keyword: &str| entries.iter().any(|entry| entry == keyword);
         if has("localhost") {
             let why = "localhost: node ports are served at 127.0.0.0/8 only with backend iptables and without `primary`, \
                        and at ::1 with none";
             self.warn(PATH, why);
         }
-        let is_primary = match given[..] {
-            [] => mode == Mode::Nftables,
-            _ => has("primary") && given.iter().all(|entry| entry == "primary" || entry == "localhost"),
+
+        let is_primary = if entries.is_empty() {
+            mode == Mode::Nftables
+        } else {
+            has("primary") && entries.iter().all(|entry| entry == "primary" || entry == "localhost")
         };
-        let addresses = if is_primary { vec!["primary"] } else { cidrs(&given) };
+        let addresses = if is_primary { vec!["primary"] } else { cidrs(&entries) };
         self.set(PATH, "nodePortAddresses", addresses.join(","));
 
         let localhost = self.typed(values, LOCALHOST, Value::as_bool);
-        let loopback = IpAddr::from([127, 0, 0, 1]);
-        let is_covered = |cidr: &&str| cidr.parse::<IpNet>().is_ok_and(|cidr| cidr.contains(&loopback));
-        let is_covered = addresses.iter().any(is_covered);
-        if mode.traits().serves_localhost_nodeports && localhost != Some(false) && is_covered {
+        let has_loopback = addresses.iter().any(|cidr| contains_loopback(cidr));
+        if mode.traits().serves_localhost_nodeports && localhost != Some(false) && has_loopback {
             self.set(LOCALHOST, "iptablesLocalhostNodePorts", true);
         } else if localhost == Some(true) {
             let why = format!("has no effect: {PATH} does not contain loopback addresses, as in kube-proxy");
             self.warn(LOCALHOST, why);
         }
     }
+}
+
+fn contains_loopback(cidr: &str) -> bool {
+    let loopback = IpAddr::from([127, 0, 0, 1]);
+    cidr.parse::<IpNet>().is_ok_and(|cidr| cidr.contains(&loopback))
 }
 
 /// The CIDRs of `nodePortAddresses`. kube-proxy serves node ports at all addresses of an IP family without a CIDR;
@@ -267,6 +274,7 @@ fn cidrs(entries: &[String]) -> Vec<&str> {
             cidr => cidrs.push(cidr),
         }
     }
+
     let is_v6 = |cidr: &str| cidr.contains(':');
     for all in EVERYWHERE {
         if !cidrs.iter().any(|cidr| is_v6(cidr) == is_v6(all)) {

@@ -28,68 +28,78 @@ pub(crate) struct Setting {
     /// The field of our files.
     pub(crate) field: String,
     pub(crate) value: Value,
-    /// The path of the field in the file that sets it: that of kube-proxy's field where this is translated.
+    /// The path of the field in the file that sets it. In a file of kube-proxy, the path of kube-proxy's field.
     pub(crate) path: String,
 }
 
 /// Checks that a command accepts these settings.
 ///
 /// # Errors
-/// Fields that the command does not have, those that are set twice in two spellings, and values that are not allowed,
-/// all at once.
+/// All at once: fields that the command does not have, fields that are set twice in two spellings, and values that are
+/// not allowed.
 pub(crate) fn check(command: &Command, settings: &[Setting]) -> Result<()> {
-    let check = |setting: &Setting| {
-        let flag = flags(command).find(|(flag, _)| field_of(flag) == setting.field);
-        let unknown = || format!("`{}` has no such field", command.get_bin_name().unwrap_or_default());
-        let (flag, arg) = flag.ok_or_else(unknown)?;
-        let is_set_twice = settings.iter().filter(|other| other.field == setting.field).count() > 1;
-        if is_set_twice {
-            return Err(format!("{} is set twice", setting.field));
+    let mut errors = Vec::new();
+    for setting in settings {
+        if let Err(reason) = check_setting(command, settings, setting) {
+            errors.push(format!("{}: {reason}", setting.path));
         }
-        parse(flag, arg, &flag_values(arg, &setting.value)?)
-    };
-    let error = |setting: &Setting| Some(format!("{}: {}", setting.path, check(setting).err()?));
-    let errors: Vec<_> = settings.iter().filter_map(error).collect();
+    }
     ensure!(errors.is_empty(), "{}", errors.join("; "));
     Ok(())
 }
 
+fn check_setting(command: &Command, settings: &[Setting], setting: &Setting) -> Result<(), String> {
+    let Some((flag, arg)) = flags(command).find(|(flag, _)| field_of(flag) == setting.field) else {
+        return Err(format!("`{}` has no such field", command.get_bin_name().unwrap_or_default()));
+    };
+    let is_set_twice = settings.iter().filter(|other| other.field == setting.field).count() > 1;
+    if is_set_twice {
+        return Err(format!("{} is set twice", setting.field));
+    }
+    parse(flag, arg, &flag_values(arg, &setting.value)?)
+}
+
 /// The command, where these settings are the defaults of its flags.
 pub(crate) fn with_defaults(command: Command, settings: &[Setting]) -> Command {
-    let with_default = |arg: Arg| {
-        let setting =
-            settings.iter().find(|setting| arg.get_long().is_some_and(|flag| field_of(flag) == setting.field));
-        match setting.and_then(|setting| flag_values(&arg, &setting.value).ok()) {
-            Some(values) => arg.default_values(values),
-            None => arg,
-        }
-    };
-    command.mut_args(with_default).mut_subcommands(|inner| with_defaults(inner, settings))
+    command.mut_args(|arg| with_default(arg, settings)).mut_subcommands(|inner| with_defaults(inner, settings))
+}
+
+fn with_default(arg: Arg, settings: &[Setting]) -> Arg {
+    let Some(field) = arg.get_long().map(field_of) else { return arg };
+    let Some(setting) = settings.iter().find(|setting| setting.field == field) else { return arg };
+    match flag_values(&arg, &setting.value) {
+        Ok(values) => arg.default_values(values),
+        Err(_) => arg,
+    }
 }
 
 /// The values of a flag that a field sets.
 fn flag_values(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
-    let wrong = |expected| format!("{value}: expected {expected}");
-    let text = |value: &Value| match value {
-        Value::String(text) => Ok(text.clone()),
-        Value::Number(number) if !number.is_f64() => Ok(number.to_string()),
-        _ => Err(wrong("text (quote it) or a whole number")),
-    };
     let is_switch = arg.is_require_equals_set();
     let values = match value {
         Value::Bool(on) if is_switch => return Ok(vec![on.to_string()]),
-        _ if is_switch => return Err(wrong("true or false")),
-        Value::Array(values) => values.iter().map(text).collect::<Result<Vec<_>, _>>()?,
-        value => vec![text(value)?],
+        _ if is_switch => return Err(format!("{value}: expected true or false")),
+        Value::Array(entries) => entries.iter().map(scalar).collect::<Result<Vec<_>, _>>()?,
+        entry => vec![scalar(entry)?],
     };
+
     match (arg.get_action(), arg.get_value_delimiter()) {
         (ArgAction::Append, Some(delimiter)) => {
-            Ok(values.iter().flat_map(|value| value.split(delimiter)).map(|value| value.trim().to_owned()).collect())
+            Ok(values.iter().flat_map(|value| value.split(delimiter)).map(|part| part.trim().to_owned()).collect())
         }
         (ArgAction::Append, None) => Ok(values),
         _ if LISTS_IN_ONE_VALUE.contains(&arg.get_id().as_str()) => Ok(vec![values.join(",")]),
         _ if values.len() == 1 => Ok(values),
-        _ => Err(wrong("one value")),
+        _ => Err(format!("{value}: expected one value")),
+    }
+}
+
+/// A value that is not a list.
+fn scalar(value: &Value) -> Result<String, String> {
+    match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Number(number) if !number.is_f64() => Ok(number.to_string()),
+        _ => Err(format!("{value}: expected text (quote it) or a whole number")),
     }
 }
 
@@ -97,19 +107,19 @@ fn flag_values(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
 fn parse(flag: &str, arg: &Arg, values: &[String]) -> Result<(), String> {
     let command = Command::new("file").no_binary_name(true).arg(arg.clone());
     let parsed = command.try_get_matches_from(values.iter().map(|value| format!("--{flag}={value}")));
-    parsed.map(drop).map_err(|error| {
-        let value = error.get(ContextKind::InvalidValue).map(ToString::to_string).unwrap_or_default();
-        let expected = || {
-            let possible: Vec<_> = arg.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
-            if possible.is_empty() {
-                "expected a value".to_owned()
-            } else {
-                format!("expected one of {}", possible.join(", "))
-            }
-        };
-        let reason = error.source().map_or_else(expected, ToString::to_string);
-        format!("invalid value '{value}': {reason}")
-    })
+    match parsed {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            let value = error.get(ContextKind::InvalidValue).map(ToString::to_string).unwrap_or_default();
+            let reason = error.source().map_or_else(|| expected(arg), ToString::to_string);
+            Err(format!("invalid value '{value}': {reason}"))
+        }
+    }
+}
+
+fn expected(arg: &Arg) -> String {
+    let possible: Vec<_> = arg.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
+    if possible.is_empty() { "expected a value".to_owned() } else { format!("expected one of {}", possible.join(", ")) }
 }
 
 /// One of our files, with these settings.

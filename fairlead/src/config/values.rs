@@ -17,7 +17,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         return Err(invalid());
     }
 
-    // Two characters look like the one of `micro`.
+    // Unicode has two characters for `micro`, which look alike.
     let parsed: SignedDuration = text.replace('\u{3bc}', "\u{b5}").parse().map_err(|_| invalid())?;
     let time = Duration::try_from(parsed).map_err(|_| invalid())?;
     if time.as_secs() > u64::from(u32::MAX) { Err(invalid()) } else { Ok(time) }

@@ -1,6 +1,6 @@
 //! The flags of `fairlead frontend` for TLS and client identities.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
@@ -51,15 +51,16 @@ pub(crate) struct TlsArgs {
 impl TlsArgs {
     /// Checks settings that depend on each other.
     pub(super) fn validate(&self) -> Result<()> {
-        let [cert, key, client_ca] = [&self.tls_cert, &self.tls_key, &self.tls_client_ca].map(Option::is_some);
+        let has_cert = self.tls_cert.is_some();
+        let has_key = self.tls_key.is_some();
         let has_accounts = !self.backend_service_account.is_empty();
         for (flag, is_set, needed, is_given) in [
-            ("--tls-cert", cert, "--tls-key", key),
-            ("--tls-key", key, "--tls-cert", cert),
-            ("--tls-client-ca", client_ca, "--tls-cert", cert),
-            ("--backend-service-account", has_accounts, "--tls-cert", cert),
+            ("--tls-cert", has_cert, "--tls-key", has_key),
+            ("--tls-key", has_key, "--tls-cert", has_cert),
+            ("--tls-client-ca", self.tls_client_ca.is_some(), "--tls-cert", has_cert),
+            ("--backend-service-account", has_accounts, "--tls-cert", has_cert),
             ("--token-issuer", !self.token_issuer.is_empty(), "--backend-service-account", has_accounts),
-            ("--admin-identity", !self.admin_identity.is_empty(), "--tls-cert", cert),
+            ("--admin-identity", !self.admin_identity.is_empty(), "--tls-cert", has_cert),
         ] {
             if is_set && !is_given {
                 bail!("{flag} needs {needed}");
@@ -70,11 +71,14 @@ impl TlsArgs {
 
     /// The certificates that this process uses.
     pub(crate) fn certificate_files(&self) -> Vec<CertificateFile> {
-        let file = |name, path: &Option<PathBuf>, is_bundle| {
-            path.clone().map(|path| CertificateFile { name, path, is_bundle })
-        };
-        let files = [file("tls-cert", &self.tls_cert, false), file("tls-client-ca", &self.tls_client_ca, true)];
-        files.into_iter().flatten().collect()
+        let mut files = Vec::new();
+        if let Some(path) = self.tls_cert.clone() {
+            files.push(CertificateFile { name: "tls-cert", path, is_bundle: false });
+        }
+        if let Some(path) = self.tls_client_ca.clone() {
+            files.push(CertificateFile { name: "tls-client-ca", path, is_bundle: true });
+        }
+        files
     }
 
     /// Certificates and authentication for TLS listeners; `None` without `--tls-cert`.
@@ -85,21 +89,26 @@ impl TlsArgs {
         if self.tls_client_ca.is_none() && self.backend_service_account.is_empty() {
             bail!("--tls-cert alone does not authenticate clients: set --tls-client-ca or --backend-service-account");
         }
+
         let files = TlsFiles { certificate, key, client_authorities: self.tls_client_ca.clone() };
         let tls = ReloadingTls::load(files).await.context("cannot load TLS files")?;
-        let backend_accounts: BTreeSet<_> = self.backend_service_account.iter().cloned().collect();
-        let tokens = (!backend_accounts.is_empty()).then(|| TokenOptions {
-            audience: self.token_audience.clone(),
-            backend_accounts,
-            issuers: self.token_issuer.iter().cloned().collect(),
-        });
-        let authenticator = Authenticator::new(AuthnOptions {
-            admins: self.admin_identity.iter().cloned().collect(),
-            tokens,
-            kubeconfig,
-        });
-        let auth = TlsAuth::new(tls.clone(), authenticator.await?);
+
+        let admins = self.admin_identity.iter().cloned().collect();
+        let options = AuthnOptions { admins, tokens: self.token_options(), kubeconfig };
+        let auth = TlsAuth::new(tls.clone(), Authenticator::new(options).await?);
         Ok(Some((tls, auth)))
+    }
+
+    /// `None`: no tokens are accepted.
+    fn token_options(&self) -> Option<TokenOptions> {
+        if self.backend_service_account.is_empty() {
+            return None;
+        }
+        Some(TokenOptions {
+            audience: self.token_audience.clone(),
+            backend_accounts: self.backend_service_account.iter().cloned().collect(),
+            issuers: self.token_issuer.iter().cloned().collect(),
+        })
     }
 }
 
