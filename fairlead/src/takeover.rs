@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   iptables-save ──▶ chains KUBE-*, jumps to them ──▶ iptables-restore               iptables
-//!   nf_tables ──────▶ tables kube-proxy ─────────────▶ one transaction                nft
-//!   ip_vs, ip_set ──▶ virtual servers, device, sets ─▶ those without connections      ipvs
+//!   nf_tables ──────▶ tables kube-proxy ─────────────▶ one transaction                here
+//!   ip_vs, ip_set ──▶ virtual servers, device, sets ─▶ deleted unless connected       ipvs
 //! ```
 //!
 //! NAT rules are evaluated for the first packet of a connection only, and connection tracking is not touched:
@@ -16,18 +16,22 @@
 
 mod iptables;
 mod ipvs;
-mod nft;
 mod rules;
 #[cfg(test)]
 mod testing;
 
-use anyhow::Result;
-use netlink::nft::{NftHandle, Table};
+use anyhow::{Context as _, Result};
+use netlink::nft::{NftBatch, NftHandle, Table};
 use proto::model::IpFamily;
 use tracing::info;
 
 pub(crate) use iptables::canary::{kube_proxy_may_run, running_kube_proxies};
 pub(crate) use rules::{ConnectionVerdict, KubeProxyRules, VipKey, VipRules, kube_proxy_rules};
+
+/// The name of kube-proxy's tables in nf_tables, `ip` and `ip6`. It owns them completely.
+const KUBE_PROXY_TABLE: &str = "kube-proxy";
+/// The table of Calico's Felix, in either family.
+const FELIX_TABLE: &str = "calico";
 
 /// What keeps Calico's Felix in nf_tables without kube-proxy.
 pub(crate) const FELIX_REMEDY: &str = "set nftablesMode: Enabled in the FelixConfiguration `default`, or \
@@ -70,12 +74,12 @@ impl Leftovers {
     pub(crate) async fn find() -> Result<Self> {
         let iptables = iptables::Removal::find().await?;
         let mut handle = NftHandle::open()?;
-        let nft = nft::tables(&mut handle, nft::KUBE_PROXY)?;
-        let has_felix = !nft::tables(&mut handle, nft::FELIX)?.is_empty();
+        let nft = nft_tables(&mut handle, KUBE_PROXY_TABLE)?;
+        let has_felix = !nft_tables(&mut handle, FELIX_TABLE)?.is_empty();
         Ok(Self { iptables, nft, has_felix, ipvs: ipvs::Leftovers::find()? })
     }
 
-    /// What will be removed.
+    /// The objects that will be removed.
     pub(crate) fn objects(&self) -> Vec<LeftoverObject> {
         let iptables = self.iptables.iter().flat_map(iptables::Removal::objects);
         let nft = self.nft.iter().map(|(family, table)| {
@@ -90,7 +94,7 @@ impl Leftovers {
         self.has_felix && !self.nft.is_empty()
     }
 
-    /// What is kept and why, and what the operator should know before the removal.
+    /// Which objects are kept and why, and advice for the operator before the removal.
     pub(crate) fn notes(&self) -> Vec<String> {
         let mut notes: Vec<_> = self.iptables.iter().flat_map(|removal| removal.notes.clone()).collect();
         if self.iptables.is_empty() {
@@ -115,10 +119,30 @@ impl Leftovers {
         for removal in &self.iptables {
             removal.remove().await?;
         }
-        nft::remove(&self.nft)?;
+        remove_nft_tables(&self.nft)?;
         // Sets can only be destroyed after the rules that refer to them.
         let in_use = self.ipvs.remove()?;
         info!(objects = self.objects().len() - in_use.len(), "removed the rules and objects of kube-proxy");
         Ok(in_use)
     }
+}
+
+/// The tables of this name that exist.
+fn nft_tables(handle: &mut NftHandle, name: &str) -> Result<Vec<(IpFamily, Table)>> {
+    let mut found = Vec::new();
+    for family in IpFamily::ALL {
+        let tables = handle.tables(family).context("list the tables of nf_tables")?;
+        found.extend(tables.into_iter().filter(|table| table.name == name).map(|table| (family, table)));
+    }
+    Ok(found)
+}
+
+/// Deletes tables in one transaction.
+fn remove_nft_tables(tables: &[(IpFamily, Table)]) -> Result<()> {
+    if tables.is_empty() {
+        return Ok(());
+    }
+    let mut batch = NftBatch::new();
+    tables.iter().for_each(|(_, table)| batch.delete_table(table));
+    NftHandle::open()?.commit(&batch).context("delete kube-proxy's tables")
 }

@@ -19,16 +19,16 @@ use iptables::{Condition, Policy, Program, Rule, Ruleset, SavedRules, Script, Ta
 
 use super::LeftoverObject;
 
-/// What is removed from the rules of one IP family and variant.
+/// The objects to be removed from the rules of one IP family and variant.
 #[derive(Debug)]
 pub(crate) struct Removal {
     program: Program,
     tables: Vec<TableRemoval>,
-    /// For the operator: what is kept and why, and what to check.
+    /// For the operator: which chains are kept and why, and what to check.
     pub(crate) notes: Vec<String>,
 }
 
-/// What is removed from one table.
+/// The objects to be removed from one table.
 #[derive(Debug, PartialEq, Eq)]
 struct TableRemoval {
     table: Table,
@@ -57,8 +57,9 @@ impl Removal {
                 notes.push(format!("{program}, table {}: {chain} is kept, this rule uses it: {rule}", table.table));
             }
         }
-        let drops_forwarded =
-            rules.chain(Table::Filter, "FORWARD").is_some_and(|chain| chain.policy == Some(Policy::Drop));
+
+        let forward = rules.chain(Table::Filter, "FORWARD");
+        let drops_forwarded = forward.is_some_and(|chain| chain.policy == Some(Policy::Drop));
         if drops_forwarded && tables.iter().any(|table| table.chains.contains(names::FORWARD)) {
             notes.push(format!(
                 "{program}: the policy of FORWARD is DROP, and KUBE-FORWARD accepted packets for Services; \
@@ -68,13 +69,14 @@ impl Removal {
         Self { program, tables, notes }
     }
 
-    /// What is removed; the chains of single service ports are counted by kind.
+    /// The objects to be removed; the chains of single service ports are counted by kind.
     pub(crate) fn objects(&self) -> Vec<LeftoverObject> {
         let mut objects = Vec::new();
         for table in &self.tables {
             let subsystem = format!("{} {}", self.program, table.table);
             let object = |kind, count| LeftoverObject::new(&*subsystem, Some(self.program.family), kind, count);
             objects.extend(table.jumps.iter().map(|(chain, rule)| object(format!("rule -A {chain} {rule}"), 1)));
+
             let mut kinds = BTreeMap::<String, usize>::new();
             for chain in &table.chains {
                 let kind = names::kind(chain).map_or_else(|| chain.clone(), |prefix| format!("{prefix}*"));
@@ -102,6 +104,7 @@ impl TableRemoval {
         let is_fairleads = has_programmed(rules);
         let is_removed = |name: &&str| names::is_kube_proxys(name) && !(is_fairleads && is_own_chain(name));
         let ours: BTreeSet<&str> = rules.chains_of(table).map(|(name, _)| name).filter(is_removed).collect();
+
         let mut jumps = Vec::new();
         let mut kept = Vec::new();
         let mut open = Vec::new();
@@ -116,6 +119,7 @@ impl TableRemoval {
                 }
             }
         }
+
         // A chain that is kept keeps its rules, and the chains that these lead to.
         let mut keep = BTreeSet::new();
         while let Some(chain) = open.pop() {
@@ -124,6 +128,7 @@ impl TableRemoval {
                 open.extend(targets.filter(|target| ours.contains(target)));
             }
         }
+
         let chains = ours.difference(&keep).map(|chain| (*chain).to_owned()).collect();
         Self { table, jumps, chains, kept }
     }
@@ -134,9 +139,9 @@ impl TableRemoval {
     }
 }
 
-/// Whether a rule has the form of kube-proxy's jumps from built-in chains: for all packets, or for those of new
-/// connections. The comments of kube-proxy are UTF-8 without line breaks; other ones cannot be written as they were
-/// read.
+/// Whether a rule has the form of kube-proxy's jumps from built-in chains: for all packets, or for packets of new
+/// connections. The comments of kube-proxy are UTF-8 without line breaks; rules with other comments cannot be written
+/// as they were read.
 fn is_hook(rule: &Rule) -> bool {
     let is_new = |condition: &Condition| matches!(condition, Condition::State(states) if states == &["NEW"]);
     !rule.text.contains(['\n', char::REPLACEMENT_CHARACTER])

@@ -52,6 +52,14 @@ const FAIRLEAD_NODE_PORTS: [&str; 2] = ["FAIRLEAD-NODE-PORTS", "FAIRLEAD-6-NODE-
 /// Names of sets, with their family.
 type Sets = Vec<(IpFamily, String)>;
 
+/// kube-proxy's objects in the kernel.
+pub(crate) struct Observed {
+    pub(crate) servers: Vec<KubeProxyServer>,
+    /// Whether the device exists, and is not Fairlead's.
+    has_device: bool,
+    sets: Sets,
+}
+
 /// The objects of that mode, and what is done with them.
 #[derive(Debug)]
 pub(crate) struct Leftovers {
@@ -65,7 +73,7 @@ pub(crate) struct Leftovers {
 
 impl Leftovers {
     pub(crate) fn find() -> Result<Self> {
-        let (servers, has_device, sets) = observe()?;
+        let Observed { servers, has_device, sets } = observe()?;
         Ok(Self::new(servers, has_device, sets))
     }
 
@@ -79,17 +87,19 @@ impl Leftovers {
         Self { idle, busy, deletes_device, sets }
     }
 
-    /// What is removed; virtual servers are counted.
+    /// The objects to be removed; virtual servers are counted.
     pub(crate) fn objects(&self) -> Vec<LeftoverObject> {
         let mut counts = BTreeMap::<_, usize>::new();
         for server in &self.idle {
             *counts.entry((server.service.family(), server.is_on_node_port())).or_default() += 1;
         }
-        let servers = counts.into_iter().map(|((family, on_node_port), count)| {
-            let location = if on_node_port { "a node port" } else { IPVS_DEVICE };
-            LeftoverObject::new("ipvs", Some(family), format!("{family} virtual server on {location}"), count)
-        });
-        let mut objects: Vec<_> = servers.collect();
+
+        let mut objects = Vec::new();
+        for ((family, is_on_node_port), count) in counts {
+            let location = if is_on_node_port { "a node port" } else { IPVS_DEVICE };
+            let kind = format!("{family} virtual server on {location}");
+            objects.push(LeftoverObject::new("ipvs", Some(family), kind, count));
+        }
         if self.deletes_device {
             objects.push(LeftoverObject::new("link", None, format!("device {IPVS_DEVICE}"), 1));
         }
@@ -97,7 +107,7 @@ impl Leftovers {
         objects
     }
 
-    /// What is kept because it has connections.
+    /// Which virtual servers are kept, because they have connections.
     pub(crate) fn notes(&self) -> Vec<String> {
         let connections: u64 = self.busy.iter().map(KubeProxyServer::connections).sum();
         let Some(first) = self.busy.first() else { return Vec::new() };
@@ -128,6 +138,7 @@ impl Leftovers {
         if self.deletes_device {
             rtnl::delete_link(IPVS_DEVICE)?;
         }
+
         let mut ipset = ipset::IpsetHandle::open()?;
         let mut in_use = Vec::new();
         for (family, name) in &self.sets {
@@ -139,26 +150,34 @@ impl Leftovers {
     }
 }
 
-/// kube-proxy's virtual servers with their destinations, whether its device exists, and its sets.
-pub(crate) fn observe() -> Result<(Vec<KubeProxyServer>, bool, Sets)> {
-    let mut interfaces = rtnl::addresses_by_link().context("list the addresses of the links")?;
-    let device = interfaces.remove(IPVS_DEVICE);
-    let local: HashSet<IpAddr> = interfaces.into_values().flatten().collect();
+/// Reads kube-proxy's objects, and changes nothing.
+pub(crate) fn observe() -> Result<Observed> {
+    let mut links = rtnl::addresses_by_link().context("list the addresses of the links")?;
+    let on_device = links.remove(IPVS_DEVICE);
+    let local: HashSet<IpAddr> = links.into_values().flatten().collect();
+
     let mut ipset = ipset::IpsetHandle::open()?;
-    let sets = ipset.sets().context("list the sets of ipset")?;
-    let existing: HashSet<String> = sets.into_iter().map(|set| set.name).collect();
-    let device = device.filter(|_| !FAIRLEAD_VIPS.iter().any(|name| existing.contains(*name)));
-    let sets: Vec<_> = existing.iter().filter_map(|name| Some((names::family(name)?, name.clone()))).collect();
+    let listed = ipset.sets().context("list the sets of ipset")?;
+    let existing: HashSet<String> = listed.into_iter().map(|set| set.name).collect();
+    let is_fairleads = FAIRLEAD_VIPS.iter().any(|name| existing.contains(*name));
+    let device = if is_fairleads { None } else { on_device };
+
+    let mut sets = Vec::new();
     let mut node_ports = NodePorts::new(local);
-    for (family, name) in sets.iter().filter(|(_, name)| names::holds_node_ports(name)) {
-        let entries = ipset.entries(name).with_context(|| format!("list the set {name}"))?;
-        node_ports.extend(*family, names::protocol(name), &entries);
+    for name in &existing {
+        let Some(family) = names::family(name) else { continue };
+        if names::holds_node_ports(name) {
+            node_ports.extend(family, names::protocol(name), &entries(&mut ipset, name)?);
+        }
+        sets.push((family, name.clone()));
     }
-    // The same holds for node ports that Fairlead forwards.
-    for name in FAIRLEAD_NODE_PORTS.into_iter().filter(|name| existing.contains(*name)) {
-        let entries = ipset.entries(name).with_context(|| format!("list the set {name}"))?;
-        node_ports.remove(&entries);
+    // Node ports that Fairlead forwards are Fairlead's, as the device is.
+    for name in FAIRLEAD_NODE_PORTS {
+        if existing.contains(name) {
+            node_ports.remove(&entries(&mut ipset, name)?);
+        }
     }
+
     let mut servers = Vec::new();
     // Opening IPVS would load its module.
     if ipvs::is_loaded()
@@ -171,16 +190,21 @@ pub(crate) fn observe() -> Result<(Vec<KubeProxyServer>, bool, Sets)> {
             }
         }
     }
-    Ok((servers, device.is_some(), sets))
+    Ok(Observed { servers, has_device: device.is_some(), sets })
+}
+
+fn entries(ipset: &mut ipset::IpsetHandle, set: &str) -> Result<Vec<ipset::IpsetEntry>> {
+    ipset.entries(set).with_context(|| format!("list the set {set}"))
 }
 
 /// Deletes the conntrack entries of UDP flows through these virtual servers.
 fn delete_udp_flows(deleted: &[KubeProxyServer]) -> Result<()> {
-    let udp = deleted.iter().filter_map(|server| match server.service {
-        VirtualServerKey::Address(Protocol::Udp, address) => Some(address),
-        _ => None,
-    });
-    let udp: HashSet<SocketAddr> = udp.collect();
+    let mut udp = HashSet::<SocketAddr>::new();
+    for server in deleted {
+        if let VirtualServerKey::Address(Protocol::Udp, address) = server.service {
+            udp.insert(address);
+        }
+    }
     if udp.is_empty() {
         return Ok(());
     }

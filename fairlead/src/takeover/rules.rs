@@ -74,7 +74,7 @@ struct Chains(HashMap<String, Vec<RuleTargets>>);
 /// What a rule leads to.
 #[derive(Debug, Default)]
 struct RuleTargets {
-    /// Whether it matches only some connections. Where rules distinguish sources, those are from here.
+    /// Whether it matches only some connections. Where rules distinguish sources, only connections from this node.
     is_conditional: bool,
     endpoints: Vec<SocketAddr>,
     chains: Vec<String>,
@@ -84,8 +84,8 @@ struct RuleTargets {
 const MAX_DEPTH: usize = 4;
 
 impl Chains {
-    /// The endpoints that a chain leads to, for connections from this node and its pods, and for those from elsewhere.
-    /// `by_source`: whether its rules distinguish these.
+    /// The endpoints that a chain leads to, for connections from this node and its pods, and for connections from
+    /// elsewhere. `by_source`: whether its rules distinguish them.
     fn reached(&self, chain: &str, by_source: bool) -> [BTreeSet<SocketAddr>; 2] {
         if !by_source {
             let endpoints = self.endpoints(chain, MAX_DEPTH);
@@ -94,7 +94,7 @@ impl Chains {
         let [mut internal, mut external] = [BTreeSet::new(), BTreeSet::new()];
         for rule in self.0.get(chain).into_iter().flatten() {
             let endpoints: BTreeSet<_> = rule.chains.iter().flat_map(|next| self.endpoints(next, MAX_DEPTH)).collect();
-            // A rule for all connections matches those from here only if no earlier rule has.
+            // A rule for all connections matches connections from here only if no earlier rule has.
             if rule.is_conditional || internal.is_empty() {
                 internal.extend(&endpoints);
             }
@@ -105,7 +105,7 @@ impl Chains {
         [internal, external]
     }
 
-    /// The destinations of NAT in a chain and those that it leads to.
+    /// The destinations of NAT in a chain and the chains that it leads to.
     fn endpoints(&self, chain: &str, depth: usize) -> BTreeSet<SocketAddr> {
         let mut endpoints = BTreeSet::new();
         for rule in self.0.get(chain).into_iter().flatten() {
@@ -119,7 +119,7 @@ impl Chains {
 }
 
 /// Reads the rules in the network namespace of the calling thread. Changes nothing. Where several modes of kube-proxy
-/// have left rules for a VIP, those of iptables count before those of nftables, and those of ipvs come last.
+/// have left rules for a VIP, mode iptables takes precedence over nftables, and nftables over ipvs.
 ///
 /// # Errors
 /// When a part of the kernel cannot be read. What is not installed or not loaded has no rules.
@@ -137,12 +137,13 @@ pub(crate) async fn kube_proxy_rules() -> Result<KubeProxyRules> {
 /// Reads virtual servers. The IPVS mode does not distinguish where a connection comes from.
 fn read_ipvs() -> Result<KubeProxyRules> {
     let mut vips = KubeProxyRules::new();
-    for KubeProxyServer { service, kind, destinations } in ipvs::observe()?.0 {
+    for KubeProxyServer { service, kind, destinations } in ipvs::observe()?.servers {
         // kube-proxy creates none for marks.
         let VirtualServerKey::Address(protocol, socket) = service else { continue };
-        let (address, port) = (socket.ip(), socket.port());
+        let address = socket.ip();
+        let port = socket.port();
         let vip = match kind {
-            // There is one for each address of the node, all with the same endpoints.
+            // Each address of the node has a virtual server, all with the same endpoints.
             ServerKind::NodePort => Vip::NodePort { port, protocol },
             ServerKind::OnDevice => Vip::AddressPort { address, port, protocol },
         };
@@ -156,7 +157,7 @@ fn read_ipvs() -> Result<KubeProxyRules> {
 }
 
 impl VipRules {
-    /// `endpoints`: for connections from this node and its pods, and for those from elsewhere. Without an endpoint the
+    /// `endpoints`: for connections from this node and its pods, and for others. Without an endpoint the
     /// packet is dropped.
     fn new(mode: Mode, service: Option<String>, endpoints: [BTreeSet<SocketAddr>; 2]) -> Self {
         let [internal, external] = endpoints.map(|endpoints| ConnectionVerdict::of(endpoints, ConnectionVerdict::Drop));

@@ -35,16 +35,19 @@ pub(crate) fn kube_proxy_may_run(saved: &SavedRules) -> Result<bool> {
 pub(crate) async fn running_kube_proxies(saved: &[&SavedRules]) -> Result<Vec<Program>> {
     let mut waiting = Vec::new();
     for saved in saved {
-        let (program, tables) = (saved.program, canaries(saved)?);
+        let program = saved.program;
+        let tables = canaries(saved)?;
         if tables.is_empty() {
             continue;
         }
+
         let mut script = Script::default();
         tables.into_iter().for_each(|table| script.remove(table, [], [CANARY]));
         program.restore(&script).await.with_context(|| format!("delete the chain {CANARY} with {program}"))?;
         info!(%program, timeout_ms = TIMEOUT.as_millis(), "waiting whether kube-proxy creates its canary again");
         waiting.push(program);
     }
+
     let deadline = Instant::now() + TIMEOUT;
     let mut running = Vec::new();
     while !waiting.is_empty() && Instant::now() < deadline {
@@ -52,8 +55,12 @@ pub(crate) async fn running_kube_proxies(saved: &[&SavedRules]) -> Result<Vec<Pr
         let mut absent = Vec::new();
         for program in waiting {
             let text = program.save().await.with_context(|| format!("read the rules of {program}"))?;
-            let is_back = canaries(&SavedRules { program, text: text.unwrap_or_default() })?.len() == TABLES.len();
-            if is_back { &mut running } else { &mut absent }.push(program);
+            let found = canaries(&SavedRules { program, text: text.unwrap_or_default() })?;
+            if found.len() == TABLES.len() {
+                running.push(program);
+            } else {
+                absent.push(program);
+            }
         }
         waiting = absent;
     }

@@ -15,8 +15,8 @@ const HOOKED: [&str; 9] = [
     "KUBE-PROXY-FIREWALL",
     "KUBE-SERVICES",
 ];
-/// Chains that only its own rules jump to, and the one by which it detects that a table was flushed. Not those of
-/// kubelet: KUBE-FIREWALL, KUBE-MARK-DROP, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT.
+/// Chains that only its own rules jump to, and the canary, by which it detects that a table was flushed. Chains of the
+/// kubelet are not among them: KUBE-FIREWALL, KUBE-MARK-DROP, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT.
 const INNER: [&str; 4] = ["KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ", "KUBE-PROXY-CANARY", "KUBE-SOURCE-RANGES-FIREWALL"];
 
 /// Prefixes, followed by a hash, of the chains of one service port or endpoint. KUBE-EXT- was KUBE-XLB- until 1.23.

@@ -2,7 +2,7 @@
 
 use proto::model::{IpFamily, Protocol};
 
-/// Those of IPv4, without their common prefix.
+/// The names, without the prefix of their IP family.
 const SETS: [&str; 17] = [
     "CLUSTER-IP",
     "EXTERNAL-IP",
@@ -28,10 +28,12 @@ const MAX_LEN: usize = 31;
 
 /// The family of a set; `None` for one of another program.
 pub(super) fn family(set: &str) -> Option<IpFamily> {
-    let is_named = |prefix: &str| SETS.iter().any(|name| truncate(&format!("{prefix}{name}")) == set);
-    [("KUBE-", IpFamily::V4), ("KUBE-6-", IpFamily::V6)]
-        .into_iter()
-        .find_map(|(prefix, family)| is_named(prefix).then_some(family))
+    for (prefix, family) in [("KUBE-", IpFamily::V4), ("KUBE-6-", IpFamily::V6)] {
+        if SETS.iter().any(|name| truncate(&format!("{prefix}{name}")) == set) {
+            return Some(family);
+        }
+    }
+    None
 }
 
 /// Whether its entries are node ports that are forwarded (health-check node ports are answered by kube-proxy itself).
@@ -42,10 +44,13 @@ pub(super) fn holds_node_ports(set: &str) -> bool {
 
 /// The protocol of the ports in such a set, whose entries do not contain it.
 pub(super) fn protocol(set: &str) -> Protocol {
-    [("-TCP", Protocol::Tcp), ("-UDP", Protocol::Udp)]
-        .into_iter()
-        .find_map(|(end, protocol)| set.ends_with(end).then_some(protocol))
-        .unwrap_or(Protocol::Sctp)
+    if set.ends_with("-TCP") {
+        Protocol::Tcp
+    } else if set.ends_with("-UDP") {
+        Protocol::Udp
+    } else {
+        Protocol::Sctp
+    }
 }
 
 fn truncate(name: &str) -> &str {

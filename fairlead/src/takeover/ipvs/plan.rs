@@ -11,12 +11,12 @@ use netlink::{
 };
 use proto::model::{IpFamily, Protocol};
 
-/// What makes a virtual server one of kube-proxy.
+/// Why a virtual server is known to be of kube-proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServerKind {
     /// Its address is on the device.
     OnDevice,
-    /// Its address is another one of the node, and its port is in a set.
+    /// Its address is another address of the node, and its port is in a set of kube-proxy.
     NodePort,
 }
 
@@ -47,7 +47,7 @@ pub(super) fn kind(
     if device.is_some_and(|addresses| addresses.contains(&address.ip())) {
         return Some(ServerKind::OnDevice);
     }
-    node_ports.sockets.contains(&(protocol, address)).then_some(ServerKind::NodePort)
+    if node_ports.sockets.contains(&(protocol, address)) { Some(ServerKind::NodePort) } else { None }
 }
 
 impl NodePorts {

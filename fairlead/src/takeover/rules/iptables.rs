@@ -23,28 +23,24 @@ pub(super) fn read(family: IpFamily, rules: &Ruleset) -> KubeProxyRules {
     if has_programmed(rules) {
         return KubeProxyRules::new();
     }
-    let all = |table, chains: [&'static str; 2]| {
-        chains.into_iter().flat_map(move |chain| rules.parsed_rules(table, chain)).collect::<Vec<_>>()
-    };
-    let of_nat = rules.chains_of(Table::Nat).map(|(name, _)| {
+    let mut chains = Chains::default();
+    for (name, _) in rules.chains_of(Table::Nat) {
         let targets = rules.parsed_rules(Table::Nat, name).map(|rule| targets(&rule));
-        (name.to_owned(), targets.collect())
-    });
-    let chains = Chains(of_nat.collect());
+        chains.0.insert(name.to_owned(), targets.collect());
+    }
+
     let mut vips = KubeProxyRules::new();
-    for rule in all(Table::Nat, ["KUBE-SERVICES", "KUBE-NODEPORTS"]) {
+    for rule in rules_of(rules, Table::Nat, ["KUBE-SERVICES", "KUBE-NODEPORTS"]) {
         let (Some(key), Some(chain)) = (vip(family, &rule), rule.chain()) else { continue };
-        // Clients within the source ranges continue as without them.
-        let jumps = chains.0.get(chain).into_iter().flatten().flat_map(|rule| &rule.chains);
-        let without_ranges = jumps.map(String::as_str).next().filter(|_| names::kind(chain) == Some("KUBE-FW-"));
-        let chain = without_ranges.unwrap_or(chain);
+        let chain = without_source_ranges(chain, &chains);
         let endpoints = chains.reached(chain, matches!(names::kind(chain), Some("KUBE-EXT-" | "KUBE-XLB-")));
         // Without any endpoint the packet is not translated, and the filter table decides.
         if endpoints.iter().any(|endpoints| !endpoints.is_empty()) {
             vips.entry(key).or_insert_with(|| VipRules::new(Mode::Iptables, service(&rule), endpoints));
         }
     }
-    for rule in all(Table::Filter, ["KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES"]) {
+
+    for rule in rules_of(rules, Table::Filter, ["KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES"]) {
         let verdict = match rule.target {
             Target::Reject(_) => ConnectionVerdict::Reject,
             Target::Drop => ConnectionVerdict::Drop,
@@ -54,6 +50,19 @@ pub(super) fn read(family: IpFamily, rules: &Ruleset) -> KubeProxyRules {
         vips.entry(key).or_insert_with(|| VipRules::everywhere(Mode::Iptables, service(&rule), verdict));
     }
     vips
+}
+
+fn rules_of(rules: &Ruleset, table: Table, chains: [&str; 2]) -> Vec<Rule> {
+    chains.into_iter().flat_map(|chain| rules.parsed_rules(table, chain)).collect()
+}
+
+/// The chain in which clients within the source ranges continue: the first that a chain with source ranges jumps to.
+fn without_source_ranges<'a>(chain: &'a str, chains: &'a Chains) -> &'a str {
+    if names::kind(chain) != Some("KUBE-FW-") {
+        return chain;
+    }
+    let rules = chains.0.get(chain).into_iter().flatten();
+    rules.flat_map(|rule| &rule.chains).next().map_or(chain, String::as_str)
 }
 
 /// The VIP that a rule matches; `None` when it matches something else.
@@ -86,17 +95,18 @@ fn service(rule: &Rule) -> Option<String> {
 }
 
 fn targets(rule: &Rule) -> RuleTargets {
-    let is_source = |condition: &Condition| {
-        use Condition::{Address, Interface, Local};
-        matches!(condition, Address(Side::Source, _) | Local(Side::Source) | Interface(Side::Source, _))
-    };
     let endpoint = match rule.target {
         Target::Dnat { address: Some(address), port: Some(port) } => Some((address, port).into()),
         _ => None,
     };
     RuleTargets {
-        is_conditional: rule.matches.iter().any(|one| is_source(&one.condition)),
+        is_conditional: rule.matches.iter().any(|one| depends_on_source(&one.condition)),
         endpoints: endpoint.into_iter().collect(),
         chains: rule.chain().map(str::to_owned).into_iter().collect(),
     }
+}
+
+fn depends_on_source(condition: &Condition) -> bool {
+    use Condition::{Address, Interface, Local};
+    matches!(condition, Address(Side::Source, _) | Local(Side::Source) | Interface(Side::Source, _))
 }

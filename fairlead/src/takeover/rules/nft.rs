@@ -10,7 +10,7 @@ use proto::model::{IpFamily, Protocol};
 use super::{Chains, ConnectionVerdict, KubeProxyRules, RuleTargets, VipKey, VipRules};
 use crate::{
     modes::Mode,
-    takeover::nft::{KUBE_PROXY, tables},
+    takeover::{KUBE_PROXY_TABLE, nft_tables},
 };
 
 /// The elements of a map.
@@ -19,7 +19,7 @@ type Verdicts = Vec<(VipKey, Verdict<'static>)>;
 pub(super) fn read() -> Result<KubeProxyRules> {
     let mut handle = NftHandle::open()?;
     let mut vips = KubeProxyRules::new();
-    for (family, table) in tables(&mut handle, KUBE_PROXY)? {
+    for (family, table) in nft_tables(&mut handle, KUBE_PROXY_TABLE)? {
         let mut chains = Chains::default();
         for listed in handle.rules(&table).context("list kube-proxy's rules")? {
             let targets = targets(&mut handle, &table, family, &listed.rule)?;
@@ -48,9 +48,13 @@ pub(super) fn read() -> Result<KubeProxyRules> {
 fn service(chain: &str) -> Option<String> {
     // The prefix and the hash contain no dashes.
     let mut words = chain.splitn(3, '-').nth(2)?.split('/');
-    let (namespace, name, _protocol) = (words.next()?, words.next()?, words.next()?);
-    let port = words.next().filter(|port| !port.is_empty()).map(|port| format!(":{port}"));
-    Some(format!("{namespace}/{name}{}", port.unwrap_or_default()))
+    let namespace = words.next()?;
+    let name = words.next()?;
+    let _protocol = words.next()?;
+    match words.next() {
+        Some(port) if !port.is_empty() => Some(format!("{namespace}/{name}:{port}")),
+        _ => Some(format!("{namespace}/{name}")),
+    }
 }
 
 /// The elements of a map of VIPs: the keys of `*-nodeports` have no address. A map that does not exist is empty.
@@ -81,21 +85,12 @@ fn targets(handle: &mut NftHandle, table: &Table, family: IpFamily, rule: &Rule)
     for expr in &rule.exprs {
         match expr {
             Expr::Cmp { .. } | Expr::Range { .. } | Expr::Fib { .. } => targets.is_conditional = true,
-            // Named maps contain VIPs, and clients with session affinity; anonymous ones endpoints, or their chains.
+            // Named maps contain VIPs, and clients with session affinity; anonymous maps endpoints, or their chains.
             Expr::Lookup { set, dreg: Some(_), .. } if set.starts_with("__") => {
                 targets.is_conditional = true;
-                let listed = handle.elements(table, set, RuleTargets::default, |targets, element| match element.data {
-                    ElementData::Value(value) => {
-                        let mut fields = FieldReader::new(value);
-                        let endpoint = fields.addr(family).zip(fields.port());
-                        targets.endpoints.extend(endpoint.map(SocketAddr::from));
-                    }
-                    ElementData::Verdict(verdict) => targets.chains.extend(verdict.chain().map(str::to_owned)),
-                    ElementData::None => {}
-                });
-                let listed = listed.context("list the endpoints of a chain")?;
-                targets.endpoints.extend(listed.endpoints);
-                targets.chains.extend(listed.chains);
+                let mapped = mapped_targets(handle, table, family, set).context("list the endpoints of a chain")?;
+                targets.endpoints.extend(mapped.endpoints);
+                targets.chains.extend(mapped.chains);
             }
             Expr::Lookup { .. } => targets.is_conditional = true,
             Expr::Verdict(verdict) => targets.chains.extend(verdict.chain().map(str::to_owned)),
@@ -112,4 +107,18 @@ fn targets(handle: &mut NftHandle, table: &Table, family: IpFamily, rule: &Rule)
         }
     }
     Ok(targets)
+}
+
+/// The endpoints in an anonymous map, or their chains.
+fn mapped_targets(handle: &mut NftHandle, table: &Table, family: IpFamily, map: &str) -> Result<RuleTargets> {
+    let listed = handle.elements(table, map, RuleTargets::default, |targets, element| match element.data {
+        ElementData::Value(value) => {
+            let mut fields = FieldReader::new(value);
+            let endpoint = fields.addr(family).zip(fields.port());
+            targets.endpoints.extend(endpoint.map(SocketAddr::from));
+        }
+        ElementData::Verdict(verdict) => targets.chains.extend(verdict.chain().map(str::to_owned)),
+        ElementData::None => {}
+    });
+    Ok(listed?)
 }
