@@ -22,17 +22,16 @@ mod trace;
 mod view;
 mod watch;
 
-use std::{path::Path, pin::pin, time::Duration};
+use std::{env, ffi::OsString, path::Path, pin::pin, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use clap_complete::{Shell, generate};
-use futures::FutureExt as _;
 use runtime::{Shutdown, log, multi_thread_runtime};
 use serde_json::json;
 use tracing::{info, warn};
 
 use crate::{
-    cli::{self, Cli, Command, Parsed},
+    cli::{self, Cli, Command, Effective, Parsed},
     exit_code::ExitCode,
     kubectl,
     print::{self, OutputArgs},
@@ -45,91 +44,116 @@ const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(20);
 
 const COULD_NOT_RUN: i32 = ExitCode::CouldNotRun as i32;
 
+/// A command that is ready to run.
+struct Prepared {
+    command: Command,
+    /// Forwarded ports and files, which the command needs until it ends.
+    connection: kubectl::Connection,
+    /// The backend of this node, of which the command has taken settings.
+    running: Option<RunningBackend>,
+}
+
 /// Runs a command.
 pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     let Parsed { cli, arguments, effective, file, warnings } = parsed;
-    let Cli { log_format, log_filter, mut command } = cli;
+    let Cli { log_format, log_filter, command } = cli;
     let is_server = matches!(command, Command::Frontend(_) | Command::Backend(_) | Command::Local(_));
-    let log_filter = log_filter.unwrap_or_else(|| if is_server { "info" } else { "warn" }.to_owned());
+
+    let default_filter = if is_server { "info" } else { "warn" };
     // A server must not wait for stderr, and another command must not lose a line.
     let init = if is_server { log::init_queued } else { log::init };
-    init(log_format, &log_filter)?;
+    init(log_format, log_filter.as_deref().unwrap_or(default_filter))?;
     if let Some(file) = file {
         info!(file = %file.display(), "configuration file read");
         for warning in warnings {
             warn!(file = %file.display(), "{warning}");
         }
     }
+
     let runtime = multi_thread_runtime("worker").context("cannot start the async runtime")?;
     let result = runtime.block_on(async {
         // For a command, 1 says that it ran.
         let signals = if is_server { Shutdown::on_signals() } else { Shutdown::on_signals_with(COULD_NOT_RUN) };
-        let mut shutdown = signals.context("cannot install signal handlers")?;
-        let uses_kubectl =
-            kubectl::is_plugin(std::env::args_os().next().as_deref()) && effective.is_default("frontend");
-        if uses_kubectl
-            && let Command::Endpoints(args) = &command
-            && args.view.node.is_none()
-        {
-            bail!("set --node to the name of a Node: each node selects endpoints of its own");
-        }
-        let connection = match command.frontend_of_cluster().filter(|_| uses_kubectl) {
-            Some(frontend) => interruptible(kubectl::connect(frontend), shutdown.clone()).await?,
-            None => kubectl::Connection::default(),
-        };
-        if !matches!(command, Command::Status(_)) {
-            for (pod, error) in &connection.unreachable {
-                print::error(format_args!("cannot reach the frontend in {pod}: {error:#}"));
-            }
-        }
-        let running = match command.running_backend() {
-            Some(address) => interruptible(RunningBackend::find(address).map(Ok), shutdown.clone()).await?,
-            None => None,
-        };
-        if command.asks_a_frontend() && !uses_kubectl && effective.is_default("frontend") {
-            interruptible(require_listener(running.as_ref()), shutdown.clone()).await?;
-        }
-        if let Some(running) = &running {
-            let (cli, taken) = cli::with_settings_of(running, &arguments)?;
-            command = cli.command;
-            running.describe(&taken).into_iter().for_each(print::error);
-        }
-        let result = match command {
-            Command::Status(args) => {
-                return interruptible(status::run(args, connection.unreachable), shutdown).await;
-            }
-            Command::Diff(args) => return interruptible(diff::run(args, running), shutdown).await,
-            Command::Drained(args) => return interruptible(drained::run(args), shutdown).await,
-            Command::Plan(args) => return interruptible(plan::run(args), shutdown).await,
-            Command::Check(args) => return interruptible(check::run(args, running), shutdown).await,
-            Command::ProtocolTest(args) => return interruptible(protocol_test::run(args), shutdown).await,
-            Command::Test(args) => return interruptible(connectivity::run(args, running), shutdown).await,
-            Command::Config(command) => return config::run(command),
-            Command::Trace(args) => interruptible(trace::run(args), shutdown).await,
-            Command::Bundle(args) => interruptible(bundle::run(args, running), shutdown).await,
-            Command::Frontend(args) => frontend::run(args, shutdown).await,
-            Command::Backend(backend) => backend::run(backend, &effective, shutdown).await,
-            Command::Local(args) => backend::run_local(args, &effective, shutdown).await,
-            Command::Watch(args) => watch::run(args, shutdown).await,
-            Command::Services(args) => interruptible(services::run(args), shutdown).await,
-            Command::Log(args) => interruptible(changes::run(args), shutdown).await,
-            Command::Endpoints(args) => interruptible(endpoints::run(args), shutdown).await,
-            Command::Cleanup(args) => {
-                let keep_running = args.keep_running;
-                let result = uninterrupted(cleanup::run(args), shutdown.clone()).await;
-                if keep_running && result.is_ok() {
-                    shutdown.recv().await;
-                }
-                result
-            }
-            Command::Version(output) => version(output),
-            Command::Completion { shell } => completion(shell),
-        };
-        result.map(|()| ExitCode::Success)
+        let shutdown = signals.context("cannot install signal handlers")?;
+        let prepared = interruptible(prepare(command, &arguments, &effective), shutdown.clone()).await?;
+        run_prepared(prepared, &effective, shutdown).await
     });
     // Name resolution, or a read from a disk that hangs, has no deadline.
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
+}
+
+/// Reaches the frontends and the backend of this node, as far as a command needs them.
+async fn prepare(mut command: Command, arguments: &[OsString], effective: &Effective) -> Result<Prepared> {
+    let has_default_frontend = effective.is_default("frontend");
+    let uses_kubectl = has_default_frontend && kubectl::is_plugin(env::args_os().next().as_deref());
+    let connection = if uses_kubectl { connect(&mut command).await? } else { kubectl::Connection::default() };
+
+    let running = match command.running_backend() {
+        Some(address) => RunningBackend::find(address).await,
+        None => None,
+    };
+    if command.asks_a_frontend() && has_default_frontend && !uses_kubectl {
+        require_listener(running.as_ref()).await?;
+    }
+    if let Some(running) = &running {
+        let (cli, taken) = cli::with_settings_of(running, arguments)?;
+        command = cli.command;
+        running.describe(&taken).into_iter().for_each(print::error);
+    }
+    Ok(Prepared { command, connection, running })
+}
+
+/// Reaches the frontends of a cluster through kubectl.
+async fn connect(command: &mut Command) -> Result<kubectl::Connection> {
+    if let Command::Endpoints(args) = command
+        && args.view.node.is_none()
+    {
+        bail!("set --node to the name of a Node: each node selects endpoints of its own");
+    }
+    let Some(frontend) = command.frontend_of_cluster() else { return Ok(kubectl::Connection::default()) };
+    let connection = kubectl::connect(frontend).await?;
+
+    // `status` reports them itself.
+    if !matches!(command, Command::Status(_)) {
+        for (pod, error) in &connection.unreachable {
+            print::error(format_args!("cannot reach the frontend in {pod}: {error:#}"));
+        }
+    }
+    Ok(connection)
+}
+
+async fn run_prepared(prepared: Prepared, effective: &Effective, shutdown: Shutdown) -> Result<ExitCode> {
+    let Prepared { command, connection, running } = prepared;
+    match command {
+        Command::Frontend(args) => frontend::run(args, shutdown).await.map(success),
+        Command::Backend(backend) => backend::run(backend, effective, shutdown).await.map(success),
+        Command::Local(args) => backend::run_local(args, effective, shutdown).await.map(success),
+        Command::Cleanup(args) => cleanup::run(args, shutdown).await.map(success),
+
+        Command::Status(args) => interruptible(status::run(args, connection.unreachable), shutdown).await,
+        Command::Services(args) => interruptible(services::run(args), shutdown).await.map(success),
+        Command::Endpoints(args) => interruptible(endpoints::run(args), shutdown).await.map(success),
+        Command::Log(args) => interruptible(changes::run(args), shutdown).await.map(success),
+        Command::Plan(args) => interruptible(plan::run(args), shutdown).await,
+        Command::Watch(args) => watch::run(args, shutdown).await.map(success),
+
+        Command::Check(args) => interruptible(check::run(args, running), shutdown).await,
+        Command::Diff(args) => interruptible(diff::run(args, running), shutdown).await,
+        Command::Test(args) => interruptible(connectivity::run(args, running), shutdown).await,
+        Command::Bundle(args) => interruptible(bundle::run(args, running), shutdown).await.map(success),
+        Command::Trace(args) => interruptible(trace::run(args), shutdown).await.map(success),
+
+        Command::Drained(args) => interruptible(drained::run(args), shutdown).await,
+        Command::ProtocolTest(args) => interruptible(protocol_test::run(args), shutdown).await,
+        Command::Config(command) => config::run(command),
+        Command::Version(output) => version(output).map(success),
+        Command::Completion { shell } => completion(shell).map(success),
+    }
+}
+
+fn success((): ()) -> ExitCode {
+    ExitCode::Success
 }
 
 /// Fails if nothing answers at the default address of a frontend because the `fairlead local` that runs here has no
@@ -139,11 +163,15 @@ async fn require_listener(running: Option<&RunningBackend>) -> Result<()> {
     if Path::new(socket).exists() {
         return Ok(());
     }
-    let found = match running {
-        Some(_) => None,
-        None => RunningBackend::find(cli::DEFAULT_METRICS.parse()?).await,
+
+    let answers_none = match running {
+        Some(running) => running.answers_no_commands(),
+        None => {
+            let found = RunningBackend::find(cli::DEFAULT_METRICS.parse()?).await;
+            found.is_some_and(|found| found.answers_no_commands())
+        }
     };
-    if running.or(found.as_ref()).is_some_and(RunningBackend::answers_no_commands) {
+    if answers_none {
         bail!(
             "the `fairlead local` that runs here answers no commands: restart it with --listen {}",
             cli::DEFAULT_ADDRESS
@@ -157,14 +185,15 @@ async fn interruptible<T>(command: impl Future<Output = Result<T>>, mut shutdown
     shutdown.run_until_started(command).await.context("interrupted")?
 }
 
-/// Raises the limit of open files of a server: each stream of a node and each health-check node port takes one.
+/// Raises the limit of open files of a server: each stream of a node and each health-check node port
+/// needs a file descriptor.
 fn raise_file_limit() {
     if let Err(error) = runtime::raise_file_limit() {
         warn!(%error, "cannot raise the limit of open files, leaving it unchanged");
     }
 }
 
-/// Runs a command that completes what it has begun after a signal.
+/// Runs a command that a signal does not end: it completes what it has begun.
 async fn uninterrupted<T>(command: impl Future<Output = Result<T>>, mut shutdown: Shutdown) -> Result<T> {
     let mut command = pin!(command);
     if let Some(result) = shutdown.run_until_started(command.as_mut()).await {

@@ -7,9 +7,13 @@ use backend::{Backend as _, InstalledObject, StateFile, dataplane::DataplaneOpti
 use backend_iptables::{LoopbackRouting, OwnChains};
 use clap::ValueEnum as _;
 use iptables::{Program, SavedRules, Variant, save_all, save_variants};
+use runtime::Shutdown;
 use serde::Serialize;
 
-use super::dataplanes::{DataplaneSettings, programmed, with_backend};
+use super::{
+    dataplanes::{DataplaneSettings, programmed, with_backend},
+    uninterrupted,
+};
 use crate::{
     cli::{CleanupArgs, IptablesArgs, IpvsArgs, OtherProxy},
     instance::{Attempt, Holder, InstanceLock},
@@ -27,14 +31,23 @@ struct CleanupReport {
     notes: Vec<String>,
 }
 
-/// Removes all objects of backends or of kube-proxy.
-pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
+/// Removes all objects of backends or of kube-proxy. A signal does not end it; with `--keep-running` it
+/// then waits for a signal.
+pub(crate) async fn run(args: CleanupArgs, mut shutdown: Shutdown) -> Result<()> {
+    uninterrupted(remove_all(&args), shutdown.clone()).await?;
+    if args.keep_running {
+        shutdown.recv().await;
+    }
+    Ok(())
+}
+
+async fn remove_all(args: &CleanupArgs) -> Result<()> {
     let modes = if args.all { Mode::value_variants().to_vec() } else { args.backend.into_iter().collect() };
     let mut report = CleanupReport { dry_run: args.dry_run, removed: Vec::new(), notes: Vec::new() };
 
     let mut errors = Vec::new();
     if !modes.is_empty() {
-        errors = remove_backends(&modes, &args, &mut report).await?;
+        errors = remove_backends(&modes, args, &mut report).await?;
     }
     if let Some(OtherProxy::KubeProxy) = args.of {
         remove_kube_proxy(args.force, &mut report).await?;

@@ -20,7 +20,10 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use futures::{StreamExt as _, stream};
 use netlink::conntrack::ConntrackHandle;
-use proto::model::IpFamily;
+use proto::{
+    model::{IpFamily, ServicePortKey},
+    state::ServiceName,
+};
 use serde::Serialize;
 
 use self::{
@@ -52,20 +55,15 @@ pub(crate) async fn run(args: TestArgs, running: Option<RunningBackend>) -> Resu
 
 async fn probe_all(args: &TestArgs, running: Option<RunningBackend>) -> Result<ConnectivityReport> {
     let state = view::of_this_node(&args.view.frontend, &args.view.node_name()?, running.as_ref()).await?;
-    let namespace = args.namespace.namespace.as_deref();
-    let services = args.services.iter().map(|service| service.clone().in_namespace(namespace));
-    let services: Vec<_> = services.collect::<Result<_>>()?;
-    let wanted = |service: &backend::ServicePortState| {
-        let key = &service.port.key;
-        let is_in_namespace = namespace.is_none_or(|namespace| *key.namespace == *namespace);
-        is_in_namespace && (services.is_empty() || services.iter().any(|name| name.contains(key)))
-    };
-    let mut targets = probe_targets(&state, wanted, source_towards);
+
+    let wanted = Wanted::new(args)?;
+    let mut targets = probe_targets(&state, |service| wanted.contains(&service.port.key), source_towards);
     if targets.is_empty() && !args.services.is_empty() {
         bail!("none of these Services has a VIP: see `fairlead services`");
     }
     let skipped = targets.len().saturating_sub(args.limit.get());
     targets.truncate(args.limit.get());
+
     let conntrack = ConntrackHandle::open().context("cannot open a netlink socket for conntrack")?;
     let prober = Prober { conntrack: Mutex::new(conntrack), timeout: args.timeout };
     let probes = stream::iter(&targets).map(async |target| {
@@ -74,6 +72,30 @@ async fn probe_all(args: &TestArgs, running: Option<RunningBackend>) -> Result<C
     });
     let results = probes.buffered(MAX_CONCURRENT_PROBES).collect().await;
     Ok(ConnectivityReport { results, skipped })
+}
+
+/// The Services that are tested.
+struct Wanted {
+    /// `None`: of all namespaces.
+    namespace: Option<String>,
+    /// Empty: all.
+    services: Vec<ServiceName>,
+}
+
+impl Wanted {
+    fn new(args: &TestArgs) -> Result<Self> {
+        let namespace = args.namespace.namespace.clone();
+        let mut services = Vec::new();
+        for service in &args.services {
+            services.push(service.clone().in_namespace(namespace.as_deref())?);
+        }
+        Ok(Self { namespace, services })
+    }
+
+    fn contains(&self, key: &ServicePortKey) -> bool {
+        let is_in_namespace = self.namespace.as_ref().is_none_or(|namespace| **namespace == *key.namespace);
+        is_in_namespace && (self.services.is_empty() || self.services.iter().any(|name| name.contains(key)))
+    }
 }
 
 /// The source address of packets from this node to `address`. Sends nothing.
@@ -90,6 +112,7 @@ impl ConnectivityReport {
             let slowest = format!("{:.1} ms", *slowest_us as f64 / 1_000.0);
             table.row([verdict as &dyn Display, service, address, expected, observed, &slowest]);
         }
+
         let failed = self.results.iter().filter(|result| result.verdict == Level::Fail).count();
         let mut text = format!("{table}{failed} of {} VIPs failed\n", self.results.len());
         if self.skipped > 0 {

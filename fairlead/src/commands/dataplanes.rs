@@ -50,7 +50,8 @@ macro_rules! with_backend {
 }
 pub(super) use with_backend;
 
-/// The IP families that a mode has programmed on this node. `variant`: that of mode iptables; by default the one in use.
+/// The IP families that a mode has programmed on this node. `variant`: the variant of
+/// mode iptables; by default the variant in use.
 pub(super) async fn programmed_families(mode: Mode, variant: Option<Variant>) -> Result<Vec<IpFamily>> {
     match mode {
         Mode::Nftables => backend_nft::programmed_families().await,

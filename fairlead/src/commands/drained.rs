@@ -31,6 +31,7 @@ pub(crate) async fn run(args: DrainedArgs) -> Result<ExitCode> {
     if timeout > MAX_TIMEOUT {
         bail!("--timeout: {timeout:?} is longer than {MAX_TIMEOUT:?}");
     }
+
     let HttpResponse { status, line, body } = ask(SocketAddr::new(node, port), &address, timeout).await?;
     match status {
         // The pod is in no Service: there is nothing to wait for.
@@ -50,6 +51,7 @@ async fn ask(node: SocketAddr, addresses: &[IpAddr], timeout: Duration) -> Resul
         if response.as_ref().is_ok_and(|HttpResponse { status, .. }| !matches!(status, 302 | 502 | 503)) {
             return response;
         }
+
         let delay = backoff.next_delay();
         if Instant::now() + delay >= deadline {
             return response;

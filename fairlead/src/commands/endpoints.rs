@@ -102,15 +102,12 @@ impl PortEndpoints {
 
     fn write(&self, text: &mut String) {
         let port = &self.service_port;
-        let (vips, policy) = (vips(port).join(" "), policy(port));
-        let _ = writeln!(text, "\n{} at {vips}, policy {policy}", port.key);
+        let _ = writeln!(text, "\n{} at {}, policy {}", port.key, vips(port).join(" "), policy(port));
         for note in &self.notes {
             let _ = writeln!(text, "  {note}");
         }
-        for (family, has_endpoints) in
-            port.any_endpoints.iter().filter(|(family, _)| port.cluster_ips[*family].is_some())
-        {
-            if !has_endpoints {
+        for (family, has_endpoints) in port.any_endpoints.iter() {
+            if port.cluster_ips[family].is_some() && !has_endpoints {
                 let _ = writeln!(text, "  {family}: no endpoint in the cluster is usable, connections are rejected");
             }
         }
@@ -118,6 +115,7 @@ impl PortEndpoints {
             let _ = writeln!(text, "  no EndpointSlice lists an endpoint");
             return;
         }
+
         let mut table = Table::new(&["ENDPOINT", "ON NODE", "SLICE", "CLUSTER POOL", "LOCAL POOL"]);
         for endpoint in &self.endpoints {
             let EndpointDecision { node, slice, cluster, local, .. } = endpoint;
@@ -135,7 +133,7 @@ impl EndpointDecision {
             address: unpack_address(&address, "address")?,
             port: u16::try_from(port).ok().filter(|port| *port != 0),
             slice,
-            node: Some(node).filter(|node| !node.is_empty()),
+            node: if node.is_empty() { None } else { Some(node) },
             ready,
             serving,
             terminating,
@@ -147,8 +145,10 @@ impl EndpointDecision {
     }
 
     fn socket(&self) -> String {
-        let Self { address, port, .. } = self;
-        port.map_or_else(|| address.to_string(), |port| SocketAddr::new(*address, port).to_string())
+        match self.port {
+            Some(port) => SocketAddr::new(self.address, port).to_string(),
+            None => self.address.to_string(),
+        }
     }
 }
 

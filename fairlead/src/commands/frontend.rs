@@ -36,14 +36,19 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
     }
     let metrics = bind(args.metrics, "--metrics")?;
     let page = bind(args.page, "--page")?;
-    let mut tasks = Tasks::default();
-    let age = Some(args.max_stream_age).filter(|age| !age.is_zero());
-    let connections = args.connection_limits();
+
     let mut services = args.cluster.policy.policy(args.listening());
     services.cluster_cidrs.clone_from(&args.cluster_cidr);
-    let history = args.history_limits();
-    let config = Config { max_stream_age: age, history, connections, services, ..Config::default() };
+    let config = Config {
+        max_stream_age: if args.max_stream_age.is_zero() { None } else { Some(args.max_stream_age) },
+        history: args.history_limits(),
+        connections: args.connection_limits(),
+        services,
+        ..Config::default()
+    };
+    let mut tasks = Tasks::default();
     let frontend = spawn(&args.source, &args.cluster, config, &mut tasks).await?;
+
     if let Some(listener) = metrics {
         let frontend = frontend.clone();
         let certificates = vec![runtime::metrics::certificates(args.tls.certificate_files())];
@@ -89,20 +94,26 @@ pub(crate) async fn spawn(
     };
     let info = ClusterInfo { service_cidrs: cluster.service_cidr.clone() };
     let frontend = Frontend::new(Config { cluster: info, ..config });
-    let listed = Ready::default().guard("first list of all objects");
-    let (updates, receiver) = mpsc::channel(QUEUED_UPDATES);
-    if let Some(client) = source.client().filter(|_| !cluster.no_events) {
-        let (frontend, instance) = (frontend.clone(), instance());
+
+    if !cluster.no_events
+        && let Some(client) = source.client()
+    {
+        let frontend = frontend.clone();
         tasks.spawn_infallible("events", move |shutdown| async move {
-            frontend.record_events(client, instance, shutdown).await
+            frontend.record_events(client, instance(), shutdown).await
         });
     }
-    if let Some(client) = source.client().filter(|_| cluster.remove_startup_taint) {
+    if cluster.remove_startup_taint
+        && let Some(client) = source.client()
+    {
         let frontend = frontend.clone();
         tasks.spawn_infallible("taints", move |shutdown| async move {
             frontend.remove_startup_taints(client, shutdown).await
         });
     }
+
+    let listed = Ready::default().guard("first list of all objects");
+    let (updates, receiver) = mpsc::channel(QUEUED_UPDATES);
     let freshness = frontend.freshness();
     // After the shutdown, clients receive changes until they are asked to reconnect.
     let (stop_source, source_shutdown) = Shutdown::channel();
@@ -118,7 +129,7 @@ pub(crate) async fn spawn(
 /// The name of this replica in Events: the host name, so the pod, or the node on the host network. At most 128
 /// characters.
 fn instance() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let name: String = name.trim().chars().take(128).collect();
+    let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name: String = hostname.trim().chars().take(128).collect();
     if name.is_empty() { "unknown".to_owned() } else { name }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt::{self, Write as _},
+    fmt::Write as _,
     path::{Path, PathBuf},
 };
 
@@ -23,53 +23,58 @@ use crate::{
     table::Table,
 };
 
-/// The most bytes of objects in one request: those of a message, less what it needs around them.
+/// The most bytes of objects in one request: the limit of a message, less the bytes around the objects.
 const MAX_BYTES: usize = MAX_MESSAGE_BYTES - 16;
 
 /// The objects in the files.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Documents {
-    /// Services and EndpointSlices as JSON.
+    /// Services and EndpointSlices as JSON, a line each.
     planned: String,
-    /// Those that have no valid `apiVersion` and `kind`, and are not sent.
+    /// Objects that are meant to be Services or EndpointSlices, and are not sent because their `apiVersion` and `kind`
+    /// are not valid together; why.
     ignored: Vec<String>,
-    /// The number of others, by kind. They are not sent: they may be secret.
+    /// The number of other objects, by kind. They are not sent, because they may be secret.
     skipped: BTreeMap<String, usize>,
 }
 
 /// Sends the Services and EndpointSlices to a frontend, and prints its response.
 pub(crate) async fn run(args: PlanArgs) -> Result<ExitCode> {
     let PlanArgs { files, frontend, output } = args;
-    let documents = documents(&files)?;
+    let documents = Documents::read(&files)?;
     for (kind, count) in &documents.skipped {
         print::error(format_args!("not planned, and not sent to the frontend: {count} {kind}"));
     }
     documents.check(&files)?;
+
     let Documents { planned, ignored, .. } = documents;
     let request = PlanRequest { documents: planned };
     let mut plan = frontend.grpc()?.plan(&request, RESPONSE_TIMEOUT).await?;
     plan.ignored.extend(ignored);
+
     print::value(output, &plan, || table(&plan))?;
     Ok(ExitCode::of_check(plan.losing_count == 0 && plan.conflict_count == 0 && plan.ignored.is_empty()))
 }
 
-/// The documents of all files.
-fn documents(files: &[PathBuf]) -> Result<Documents> {
-    let mut all = Documents::default();
-    for file in files {
-        let documents = serde_saphyr::from_multiple::<Value>(&Document::read_text(file)?);
-        for document in documents.map_err(|error| anyhow!("{}: {}", file.display(), yaml_error(&error)))? {
-            all.add(document);
-        }
-    }
-    Ok(all)
-}
-
 impl Documents {
+    /// The documents of all files.
+    fn read(files: &[PathBuf]) -> Result<Self> {
+        let mut all = Self::default();
+        for file in files {
+            let documents = serde_saphyr::from_multiple::<Value>(&Document::read_text(file)?);
+            for document in documents.map_err(|error| anyhow!("{}: {}", file.display(), yaml_error(&error)))? {
+                all.add(document);
+            }
+        }
+        Ok(all)
+    }
+
     /// Adds an object, or those of a list.
     fn add(&mut self, mut document: Value) {
         let text = |field: &str| document[field].as_str().unwrap_or_default().to_owned();
-        match (&*text("apiVersion"), &*text("kind")) {
+        let version = text("apiVersion");
+        let kind = text("kind");
+        match (version.as_str(), kind.as_str()) {
             ("v1", "List") => match document["items"].take() {
                 Value::Array(items) => items.into_iter().for_each(|item| self.add(item)),
                 _ => self.skip("List without items"),
@@ -99,16 +104,14 @@ impl Documents {
     /// Fails if there is nothing to plan, or too much for one request.
     fn check(&self, files: &[PathBuf]) -> Result<()> {
         if self.planned.is_empty() && self.ignored.is_empty() {
-            let name = |file: &PathBuf| {
-                if file == Path::new("-") { "standard input".to_owned() } else { file.display().to_string() }
-            };
-            let names: Vec<_> = files.iter().map(name).collect();
+            let names: Vec<_> = files.iter().map(|file| file_name(file)).collect();
             bail!(
                 "no Service or EndpointSlice in {}: nothing was planned; check the command that writes the objects, \
                  or name other files",
                 names.join(", ")
             );
         }
+
         let size = self.planned.len();
         ensure!(
             size <= MAX_BYTES,
@@ -119,6 +122,10 @@ impl Documents {
     }
 }
 
+fn file_name(file: &Path) -> String {
+    if file == Path::new("-") { "standard input".to_owned() } else { file.display().to_string() }
+}
+
 /// Whether this is meant to be a Service, an EndpointSlice or a list of them, and not a kind of another API group.
 fn is_meant_for_plan(version: &str, kind: &str) -> bool {
     let kind = kind.to_lowercase();
@@ -126,40 +133,47 @@ fn is_meant_for_plan(version: &str, kind: &str) -> bool {
     is_group && ["service", "endpointslice"].contains(&kind.strip_suffix("list").unwrap_or(&kind))
 }
 
+/// For people: the changes, the problems, the objects that are not planned, and totals.
 fn table(plan: &PlanResponse) -> String {
+    let PlanResponse { revision, changes, problems, ignored, change_count, losing_count, conflict_count, .. } = plan;
     let mut text = String::new();
-    let mut line = |line: fmt::Arguments<'_>| text += &(printable(&line.to_string()) + "\n");
-    for PlannedChange { service_port, summary, gained_vips, lost_vips, nodes, lost_endpoints } in &plan.changes {
-        let count = nodes.as_ref().map_or(0, |nodes| nodes.count);
-        line(format_args!("{service_port}   {summary}; {count} nodes"));
-        for (sign, vips) in [('+', gained_vips), ('-', lost_vips)] {
-            for vip in vips {
-                line(format_args!("  {sign} {vip}"));
-            }
-        }
-        for LostEndpoints { traffic, nodes } in lost_endpoints {
-            let NodeGroup { count, names } = nodes.clone().unwrap_or_default();
-            let more = if count > names.len() as u64 { ", ..." } else { "" };
-            line(format_args!("  {count} nodes lose all endpoints ({traffic}): {}{more}", names.join(", ")));
+    for change in changes {
+        for line in lines(change) {
+            let _ = writeln!(text, "{}", printable(&line));
         }
     }
-    if !plan.problems.is_empty() {
-        let _ = writeln!(text, "\n{}", Table::of_problems(&plan.problems));
+    if !problems.is_empty() {
+        let _ = writeln!(text, "\n{}", Table::of_problems(problems));
     }
-    for ignored in &plan.ignored {
-        let _ = writeln!(text, "not planned: {}", printable(ignored));
+    for object in ignored {
+        let _ = writeln!(text, "not planned: {}", printable(object));
     }
-    let PlanResponse { revision, change_count, losing_count, conflict_count, ignored, .. } = plan;
-    let not_planned = match ignored.len() {
-        0 => String::new(),
-        count => format!(", {count} objects are not planned"),
-    };
-    let _ = writeln!(
+
+    let _ = write!(
         text,
         "{change_count} service ports would change at revision {revision}, {losing_count} would lose all endpoints on \
-         a node, {conflict_count} claims would be in vain{not_planned}"
+         a node, {conflict_count} claims would be in vain"
     );
-    text
+    if !ignored.is_empty() {
+        let _ = write!(text, ", {} objects are not planned", ignored.len());
+    }
+    text + "\n"
+}
+
+/// A change of a service port, its VIPs, and the nodes without endpoints.
+fn lines(change: &PlannedChange) -> Vec<String> {
+    let PlannedChange { service_port, summary, gained_vips, lost_vips, nodes, lost_endpoints } = change;
+    let count = nodes.as_ref().map_or(0, |nodes| nodes.count);
+    let mut lines = vec![format!("{service_port}   {summary}; {count} nodes")];
+    lines.extend(gained_vips.iter().map(|vip| format!("  + {vip}")));
+    lines.extend(lost_vips.iter().map(|vip| format!("  - {vip}")));
+
+    for LostEndpoints { traffic, nodes } in lost_endpoints {
+        let NodeGroup { count, names } = nodes.clone().unwrap_or_default();
+        let more = if count > names.len() as u64 { ", ..." } else { "" };
+        lines.push(format!("  {count} nodes lose all endpoints ({traffic}): {}{more}", names.join(", ")));
+    }
+    lines
 }
 
 #[cfg(test)]
@@ -193,7 +207,7 @@ items:
 password: hidden
 ";
         fs::write(&file, text).unwrap();
-        let Documents { planned, ignored, skipped } = documents(&[file.clone(), file]).unwrap();
+        let Documents { planned, ignored, skipped } = Documents::read(&[file.clone(), file]).unwrap();
         assert_eq!(ignored, Vec::<String>::new());
         let kinds: Vec<_> =
             planned.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["kind"].take()).collect();
@@ -202,7 +216,7 @@ password: hidden
         let skipped: Vec<_> = skipped.iter().map(|(kind, count)| (&**kind, *count)).collect();
         let expected = [("Secret of v1", 4), ("Service of serving.knative.dev/v1", 2), ("document without kind", 2)];
         assert_eq!(skipped, expected);
-        assert!(documents(&[directory.path().join("none")]).unwrap_err().to_string().contains("cannot read"));
+        assert!(Documents::read(&[directory.path().join("none")]).unwrap_err().to_string().contains("cannot read"));
     }
 
     #[test]

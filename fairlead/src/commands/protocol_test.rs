@@ -17,18 +17,26 @@ use crate::{
 pub(crate) async fn run(args: ProtocolTestArgs) -> Result<ExitCode> {
     let ProtocolTestArgs { listen, node, scenario, list, timeout, state_command, backend_log, output, command } = args;
     if list {
-        let scenarios = SCENARIOS.iter();
-        let scenarios = scenarios.map(|it| json!({ "scenario": it.name, "rule": it.rule, "link": it.link() }));
-        print::value(output, &scenarios.collect::<Vec<_>>(), scenario_table)?;
+        let mut scenarios = Vec::new();
+        for scenario in SCENARIOS {
+            scenarios.push(json!({ "scenario": scenario.name, "rule": scenario.rule, "link": scenario.link() }));
+        }
+        print::value(output, &scenarios, scenario_table)?;
         return Ok(ExitCode::Success);
     }
+
     let server = Server::listen(&listen).await?;
     if command.is_empty() {
         eprintln!("fairlead: start the backend for node {node} with the frontend address {}", server.address());
     }
-    let log = backend_log;
-    let options =
-        TestOptions { node: node.into(), scenarios: scenario, patience: timeout, command, state_command, log };
+    let options = TestOptions {
+        node: node.into(),
+        scenarios: scenario,
+        patience: timeout,
+        command,
+        state_command,
+        log: backend_log,
+    };
     let print_result = |outcome: &ScenarioResult| {
         if output.format == OutputFormat::Table {
             eprintln!("{}  {}", outcome.verdict, outcome.scenario);

@@ -18,11 +18,13 @@ pub(crate) async fn run(args: ServicesArgs) -> Result<()> {
     if kernel {
         return kernel::run(args.output).await;
     }
+
     let node = args.node_name()?;
     let mut state = view::committed(&args.frontend, &node).await?;
     if let Some(namespace) = namespace.namespace {
         keep_namespace(&mut state, &namespace);
     }
+
     if state.node().is_unknown() {
         let what = "no Node object of this name is known, or it says nothing of the node";
         print::error(format_args!("{node}: {what}; listed is what any node would be sent; check --node"));
@@ -43,23 +45,20 @@ fn keep_namespace(state: &mut NodeState, namespace: &str) {
 
 /// The service ports of a state with their pools.
 pub(crate) fn to_json(state: &NodeState) -> Vec<Value> {
-    let service_ports = state.service_ports().values();
-    service_ports
-        .map(|ServicePortState { port, cluster, local, established, gone }| {
-            json!({
-                "service_port": port, "cluster": cluster, "local": local, "established": established, "gone": gone,
-            })
-        })
-        .collect()
+    let mut list = Vec::new();
+    for ServicePortState { port, cluster, local, established, gone } in state.service_ports().values() {
+        list.push(json!({
+            "service_port": port, "cluster": cluster, "local": local, "established": established, "gone": gone,
+        }));
+    }
+    list
 }
 
 fn row(service: &ServicePortState) -> [String; 5] {
-    let count = |class| {
-        let endpoints = IpFamily::ALL.map(|family| service.pool(class, family).len());
-        endpoints.iter().sum::<usize>().to_string()
-    };
     let port = &service.port;
-    [port.key.to_string(), vips(port).join(" "), policy(port), count(PoolClass::Cluster), count(PoolClass::Local)]
+    let [cluster, local] = [PoolClass::Cluster, PoolClass::Local]
+        .map(|class| IpFamily::ALL.into_iter().map(|family| service.pool(class, family).len()).sum::<usize>());
+    [port.key.to_string(), vips(port).join(" "), policy(port), cluster.to_string(), local.to_string()]
 }
 
 /// The VIPs as ADDRESS:PORT: cluster IPs first, the node port (`*:PORT`) last.
@@ -73,15 +72,18 @@ pub(crate) fn vips(port: &ServicePort) -> Vec<String> {
 
 /// `INTERNAL/EXTERNAL` traffic policy, or only the internal one if the Service has no external VIP.
 pub(crate) fn policy(port: &ServicePort) -> String {
-    let name = |policy| match policy {
-        TrafficPolicy::Cluster => "Cluster",
-        TrafficPolicy::Local => "Local",
-    };
-    let internal = name(port.internal_policy);
+    let internal = policy_name(port.internal_policy);
     if port.externally_accessible() {
-        format!("{internal}/{}", name(port.external_policy))
+        format!("{internal}/{}", policy_name(port.external_policy))
     } else {
         internal.to_owned()
+    }
+}
+
+fn policy_name(policy: TrafficPolicy) -> &'static str {
+    match policy {
+        TrafficPolicy::Cluster => "Cluster",
+        TrafficPolicy::Local => "Local",
     }
 }
 

@@ -1,5 +1,5 @@
-//! A backend that writes nothing: it logs what the real one would write, and where kube-proxy's rules behave
-//! differently.
+//! A backend that writes nothing: it logs the writes that the backend of this mode would make, and where kube-proxy's
+//! rules behave differently.
 //!
 //! ```text
 //!   commit, or every 30 s ──┬─▶ preview (reads the kernel) ──▶ what would be written ─┐
@@ -18,13 +18,13 @@ use tracing::{debug, info};
 
 use super::diff::{
     self,
-    kube_proxy::{self, NOT_COMPARED},
+    kube_proxy::{self, KubeProxyReport, NOT_COMPARED},
 };
 
 /// The interval of comparisons without a commit: other programs write to the kernel, too.
 const COMPARE_INTERVAL: Duration = Duration::from_secs(30);
-/// Comparisons take at most one part in this many of the time: each reads the whole state.
-const MAX_SHARE: u32 = 10;
+/// Comparisons take at most a tenth of the time, because each reads the whole state.
+const TIME_SHARE: u32 = 10;
 /// How many differences are logged one by one.
 const LOGGED_DIFFERENCES: usize = 20;
 
@@ -57,37 +57,45 @@ impl<P: DryRunPlane> Shadow<P> {
         let start = Instant::now();
         let PreviewReport { differences, failures } = self.backend.preview(state).await?;
         let report = kube_proxy::compare(state).await.context("cannot read the rules of kube-proxy")?;
-        self.not_before = Instant::now() + start.elapsed() * (MAX_SHARE - 1);
+        self.not_before = Instant::now() + start.elapsed() * (TIME_SHARE - 1);
         self.compare_at = Instant::now() + COMPARE_INTERVAL;
 
         let comparison = Comparison { differences, kube_proxy: report.lines() };
         if self.logged.as_ref() == Some(&comparison) {
             debug!("shadow: no change since the last comparison");
         } else {
-            let (equal, different, documented) = report.counts();
-            let writes = diff::summary(&comparison.differences);
-            info!(
-                writes = comparison.differences.len(),
-                kube_proxy_equal = equal,
-                kube_proxy_different = different,
-                kube_proxy_documented_differences = documented,
-                "shadow: would write {writes}"
-            );
+            comparison.log_totals(&report);
             if self.logged.is_none() {
                 info!("shadow: kube-proxy's rules, {NOT_COMPARED}");
             }
-            for Difference { kind, subsystem, object, service_port } in
-                comparison.differences.iter().take(LOGGED_DIFFERENCES)
-            {
-                let service_port = service_port.as_ref().map(tracing::field::display);
-                info!(service_port, %subsystem, "shadow: {kind} {object}");
-            }
-            for line in comparison.kube_proxy.iter().take(LOGGED_DIFFERENCES) {
-                info!("shadow: kube-proxy behaves differently: {line}");
-            }
+            comparison.log_differences();
             self.logged = Some(comparison);
         }
         Ok(SyncReport { failures, ..SyncReport::default() })
+    }
+}
+
+impl Comparison {
+    fn log_totals(&self, report: &KubeProxyReport) {
+        let (equal, different, documented) = report.counts();
+        info!(
+            writes = self.differences.len(),
+            kube_proxy_equal = equal,
+            kube_proxy_different = different,
+            kube_proxy_documented_differences = documented,
+            "shadow: would write {}",
+            diff::summary(&self.differences)
+        );
+    }
+
+    fn log_differences(&self) {
+        for Difference { kind, subsystem, object, service_port } in self.differences.iter().take(LOGGED_DIFFERENCES) {
+            let service_port = service_port.as_ref().map(tracing::field::display);
+            info!(service_port, %subsystem, "shadow: {kind} {object}");
+        }
+        for line in self.kube_proxy.iter().take(LOGGED_DIFFERENCES) {
+            info!("shadow: kube-proxy behaves differently: {line}");
+        }
     }
 }
 

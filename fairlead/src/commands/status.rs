@@ -13,7 +13,8 @@ mod tests;
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Error, Result};
-use proto::v1::StatusRequest;
+use backend::Grpc;
+use proto::v1::{StatusRequest, StatusResponse};
 use tokio::time::{Instant, sleep};
 
 use self::join::Overview;
@@ -27,18 +28,20 @@ const POLL_INTERVAL: Duration = Duration::from_millis(300);
 pub(crate) async fn run(args: StatusArgs, others: Vec<(String, Error)>) -> Result<ExitCode> {
     let mut overview = query(&args, !others.is_empty()).await?;
     overview.unreachable.extend(others);
+
     print::value(args.output, &json::of(&overview, &args), || table::render(&overview, &args))?;
     for (address, error) in &overview.unreachable {
         print::error(format_args!("cannot query {address}: {error:#}"));
     }
+
     if is_incomplete(&overview, &args) {
         return Ok(ExitCode::CouldNotRun);
     }
     Ok(ExitCode::of_check(is_as_wanted(&overview, &args)))
 }
 
-/// Whether a frontend that could not be queried might know more. One node is connected to one frontend: if another one
-/// reports it as healthy, an address without a frontend does not matter.
+/// Whether a frontend that could not be queried might know more. A node is connected to one frontend: if another
+/// frontend reports it as healthy, an address without a frontend does not matter.
 fn is_incomplete(overview: &Overview, args: &StatusArgs) -> bool {
     !overview.unreachable.is_empty() && (args.node.is_none() || overview.frontends.is_empty() || !overview.is_healthy())
 }
@@ -51,24 +54,29 @@ fn is_as_wanted(overview: &Overview, args: &StatusArgs) -> bool {
 /// Queries all frontends; with `--wait` until all nodes are in sync. `has_others`: frontends that have no address.
 async fn query(args: &StatusArgs, has_others: bool) -> Result<Overview> {
     let grpc = args.frontend.grpc()?;
-    let node = args.node.clone().unwrap_or_default();
-    let ask = async |wait: Duration| -> Result<Vec<_>> {
-        let wait_millis = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-        grpc.status(&StatusRequest { wait_millis, node: node.clone(), ..StatusRequest::default() }, RESPONSE_TIMEOUT)
-            .await
-    };
-    let now = Overview::of(ask(Duration::ZERO).await?, args, &BTreeMap::new());
+    let answers = ask(&grpc, args, Duration::ZERO).await?;
+    let now = Overview::of(answers, args, &BTreeMap::new());
     let Some(wait) = args.wait else { return Ok(now) };
+
     // Every node must have the current revision, also with `--max-lag`.
     let required = now.revisions();
     let deadline = Instant::now() + wait;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let overview = Overview::of(ask(left).await?, args, &required);
+        let answers = ask(&grpc, args, left).await?;
+        let overview = Overview::of(answers, args, &required);
+
         let cannot_succeed = (has_others || !overview.unreachable.is_empty()) && args.node.is_none();
         if is_as_wanted(&overview, args) || cannot_succeed || Instant::now() + POLL_INTERVAL > deadline {
             return Ok(overview);
         }
         sleep(POLL_INTERVAL).await;
     }
+}
+
+/// The answers of all frontends, each with its address. They wait this long for connected nodes that are behind.
+async fn ask(grpc: &Grpc, args: &StatusArgs, wait: Duration) -> Result<Vec<(String, Result<StatusResponse>)>> {
+    let wait_millis = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
+    let node = args.node.clone().unwrap_or_default();
+    grpc.status(&StatusRequest { wait_millis, node, ..StatusRequest::default() }, RESPONSE_TIMEOUT).await
 }

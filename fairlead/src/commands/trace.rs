@@ -19,7 +19,7 @@ struct TraceReport {
 
 /// Traces a packet, and prints the steps.
 pub(crate) async fn run(args: TraceArgs) -> Result<()> {
-    let (source, destination, output) = (args.source, args.destination, args.output);
+    let TraceArgs { source, destination, output, .. } = args;
     ensure!(source.is_ipv4() == destination.is_ipv4(), "{source} and {destination} are of different IP families");
     let saved = iptables::save_all().await?;
     // A signal ends the command meanwhile.
@@ -28,7 +28,7 @@ pub(crate) async fn run(args: TraceArgs) -> Result<()> {
     print::value(output, &report, || report.text())
 }
 
-/// Traces a packet through these rules and those that it reads from the kernel.
+/// Traces a packet through these rules and the rules of nf_tables.
 fn trace_packet(args: TraceArgs, saved: &[SavedRules]) -> Result<Trace> {
     let TraceArgs { source, destination, protocol, interface, .. } = args;
     let mut kernel = LiveKernel::open()?;

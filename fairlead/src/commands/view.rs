@@ -16,28 +16,29 @@ pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 /// A stream of the role observer, and the state that it has committed.
 pub(crate) struct View {
     session: Session,
-    /// That of the last commit or bookmark.
+    /// The number of the last commit or bookmark.
     number: u64,
-    /// Includes what is not committed yet.
+    /// The state with the operations that are not committed yet.
     staged: NodeState,
     pub(crate) state: NodeState,
 }
 
 /// The first state that a frontend commits.
 pub(crate) async fn committed(frontend: &FrontendAddressArgs, node: &str) -> Result<NodeState> {
-    let first = async {
-        let mut view = View::open(frontend, node).await?;
-        while !matches!(view.next().await?, ServerMessage::Batch(batch) if batch.commit) {}
-        anyhow::Ok(view.state)
-    };
-    let committed = timeout(RESPONSE_TIMEOUT, first).await;
+    let committed = timeout(RESPONSE_TIMEOUT, first_commit(frontend, node)).await;
     committed.with_context(|| format!("the frontend sent no state within {RESPONSE_TIMEOUT:?}")).flatten()
+}
+
+async fn first_commit(frontend: &FrontendAddressArgs, node: &str) -> Result<NodeState> {
+    let mut view = View::open(frontend, node).await?;
+    while !matches!(view.next().await?, ServerMessage::Batch(batch) if batch.commit) {}
+    Ok(view.state)
 }
 
 /// The first state that a frontend commits for the node of this machine.
 ///
 /// # Errors
-/// Also for an unknown node, because the state would be that of any other node.
+/// Also for an unknown node, because the frontend would send the state of any other node.
 pub(crate) async fn of_this_node(
     frontend: &FrontendAddressArgs,
     node: &str,

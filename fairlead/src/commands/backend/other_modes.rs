@@ -47,7 +47,7 @@ const LABELS: [&str; 4] = ["nftables", "iptables-nft", "iptables-legacy", "ipvs"
 #[derive(Clone, Debug, Default)]
 pub(super) struct StaleObjects(Family<[(&'static str, &'static str); 1], Gauge>);
 
-/// Finds and removes what other modes have left.
+/// Finds and removes objects that other modes have left.
 #[derive(Debug)]
 pub(super) struct OtherModes {
     mode: Mode,
@@ -65,8 +65,8 @@ struct StaleMode {
     count: usize,
     /// Their description.
     objects: String,
-    /// The IP families that they serve. The sets and chains of IPVS are of both families; these are those of its
-    /// virtual servers.
+    /// The IP families that they serve: of mode ipvs those of its virtual servers, because its sets and chains are
+    /// always of both families.
     families: Vec<IpFamily>,
     removal: Removal,
 }
@@ -126,7 +126,7 @@ impl OtherModes {
         Self { mode, variant: settings.variant.clone(), loopback, exclude }
     }
 
-    /// Reports and removes what other modes have left; ends when nothing is left.
+    /// Reports and removes objects of other modes; ends when no such object is left.
     pub(super) async fn take_over(&self, mut progress: watch::Receiver<Progress>, gauge: &StaleObjects) {
         self.report(gauge).await;
         if progress.wait_for(|progress| progress.programmed.is_some()).await.is_err() {
@@ -326,7 +326,8 @@ impl StaleMode {
         self.families.iter().all(|family| served.contains(family))
     }
 
-    /// Removes what serves these families. Returns the number of connections because of which objects are kept.
+    /// Removes the objects that serve these families. Returns the number of connections because of which objects are
+    /// kept.
     async fn remove(&self, served: &[IpFamily], loopback: LoopbackRouting, exclude: &[IpNet]) -> Result<u64> {
         match &self.removal {
             Removal::Nftables => {

@@ -33,8 +33,8 @@ static SECRET: LazyLock<Regex> = LazyLock::new(|| {
 /// A JSON Web Token, which starts with `{"` in base64.
 static JSON_WEB_TOKEN: LazyLock<Regex> = LazyLock::new(|| pattern(r"eyJ[A-Za-z0-9_-]*\.[A-Za-z0-9._-]*"));
 
-/// Data of nf_tables rules that may be an address: of an expression that has no text, such as those of iptables-nft, or
-/// of a part of a header, such as the network of an address. The first group is before the data.
+/// Data of nf_tables rules that may be an address: in an expression without a text, as iptables-nft writes them, or in
+/// a comparison with a part of a header, such as the network of an address. The first group is before the data.
 static RAW_DATA: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(\[\w+|@\w+,\d+,\d+(?: & 0x[0-9a-f]+)?(?: [!=<>]+)?) 0x[0-9a-f]+"));
 
@@ -82,7 +82,7 @@ impl Redactor {
         let after_colons = word.match_indices(':').map(|(index, _)| index + 1);
         for start in iter::once(0).chain(after_colons) {
             let (before, end) = word.split_at(start);
-            // The colons of `fd00::` belong to the address, that of `fd00::1:` is punctuation.
+            // The colons of `fd00::` belong to the address, but the last colon of `fd00::1:` is punctuation.
             for text in [end, end.trim_end_matches(['.', ':'])] {
                 if let Ok(address) = text.parse::<Ipv6Addr>() {
                     return Some(format!("{before}{}{}", self.pseudonym(address.into()), &end[text.len()..]));

@@ -57,14 +57,17 @@ struct NoNamespace(Errno);
 
 /// Programs the sample state in a network namespace of its own.
 fn program_sample(mode: Mode) -> Result<()> {
-    let work = move || -> Result<()> {
-        unshare(CloneFlags::CLONE_NEWNET).map_err(NoNamespace)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let settings = DataplaneSettings::default();
-        runtime.block_on(async { with_backend!(mode, settings, |backend| program(backend, &sample_state()).await) })
-    };
-    let thread = thread::Builder::new().name("probe".to_owned()).spawn(work).context("cannot start a thread")?;
-    thread.join().map_err(|_| anyhow!("the backend panicked"))?
+    let thread = thread::Builder::new().name("probe".to_owned());
+    let probe = thread.spawn(move || program_in_new_namespace(mode)).context("cannot start a thread")?;
+    probe.join().map_err(|_| anyhow!("the backend panicked"))?
+}
+
+/// The calling thread stays in the new namespace.
+fn program_in_new_namespace(mode: Mode) -> Result<()> {
+    unshare(CloneFlags::CLONE_NEWNET).map_err(NoNamespace)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let settings = DataplaneSettings::default();
+    runtime.block_on(async { with_backend!(mode, settings, |backend| program(backend, &sample_state()).await) })
 }
 
 async fn program(mut backend: impl Backend, state: &NodeState) -> Result<()> {

@@ -1,5 +1,5 @@
-//! Checks the nft of this node. Fairlead runs none, but other programs do, and versions clash: earlier ones crash on
-//! the sets that 1.1.3 and later have written.
+//! Checks the nft of this node. Fairlead runs none, but other programs do, and versions clash: earlier versions crash
+//! on the sets that 1.1.3 and later have written.
 
 use std::process::{Command, Stdio};
 
@@ -46,12 +46,12 @@ fn findings(version: Option<&str>, kernel: &str, newer: &[String]) -> Vec<Findin
     findings
 }
 
-/// What helps against the crashes of a version such as `1.0.6` beside sets that a newer one has written. `None`: it
-/// does not crash.
+/// How to avoid that a version such as `1.0.6` crashes on sets that a newer version has written. `None`: it does not
+/// crash.
 fn crash_remedy(version: &str) -> Option<&'static str> {
     let numbers: Vec<u32> = version.split('.').map_while(|number| number.parse().ok()).collect();
     match numbers[..] {
-        // They read all tables first, whatever they are asked to list.
+        // These versions read all tables first, whatever they are asked to list.
         [0, ..] | [1, 0, 0, ..] => Some("upgrade nft on this node to 1.1.3 or later"),
         [1, 0, ..] | [1, 1, 0..=2, ..] => {
             Some("upgrade nft on this node to 1.1.3 or later, or list one table at a time: nft list table ip fairlead1")

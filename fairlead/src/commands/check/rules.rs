@@ -21,13 +21,19 @@ const EXPECTED_TO_DROP: [&str; 3] = ["FAIRLEAD-", "KUBE-", "cali-"];
 /// Checks all of them. Rules that cannot be read are a finding.
 pub(super) async fn check(mode: Mode, is_installed: bool) -> Vec<Finding> {
     let iptables = save_all().await.and_then(|saved| iptables_rules(mode, &saved));
-    let results = [
-        kube_proxy(is_installed).await.map_err(|error| unreadable("the rules of kube-proxy", &error)),
-        own_backends(mode).await.map_err(|error| unreadable("the rules of Fairlead", &error)),
-        other_tables().map_err(|error| unreadable("the tables of nf_tables", &error)),
-        iptables.map_err(|error| unreadable("the rules of iptables", &error)),
-    ];
-    results.into_iter().flat_map(|found| found.unwrap_or_else(|unreadable| vec![unreadable])).collect()
+    let mut findings = Vec::new();
+    for (rules, checked) in [
+        ("the rules of kube-proxy", kube_proxy(is_installed).await),
+        ("the rules of Fairlead", own_backends(mode).await),
+        ("the tables of nf_tables", other_tables()),
+        ("the rules of iptables", iptables),
+    ] {
+        match checked {
+            Ok(found) => findings.extend(found),
+            Err(error) => findings.push(unreadable(rules, &error)),
+        }
+    }
+    findings
 }
 
 fn unreadable(rules: &str, error: &Error) -> Finding {
@@ -92,7 +98,7 @@ fn other_tables() -> Result<Vec<Finding>> {
     let mut handle = NftHandle::open().context("cannot open a netlink socket for nf_tables")?;
     let mut findings = Vec::new();
     for table in tables(&mut handle)? {
-        // Other checks inspect those of iptables, Fairlead and kube-proxy.
+        // Other checks inspect the tables of iptables, Fairlead and kube-proxy.
         let is_known = Table::from_name(&table.name).is_some() || backend_nft::is_own_table(&table.name);
         if table.name == "kube-proxy" || is_known && table.family != TableFamily::Inet {
             continue;

@@ -47,24 +47,29 @@ fn targets_of(
     source: impl Fn(IpAddr) -> Option<IpAddr>,
 ) -> Vec<ProbeTarget> {
     let port = &service.port;
-    let of_kind = |kind, ips: &[IpAddr]| ips.iter().map(move |ip| (kind, *ip, port.port.get())).collect::<Vec<_>>();
-    let cluster_ips: Vec<_> = port.cluster_ips.iter().filter_map(|(_, ip)| *ip).collect();
-    let mut vips = of_kind(TestedVipKind::ClusterIp, &cluster_ips);
-    vips.extend(of_kind(TestedVipKind::ExternalIp, &port.external_ips));
-    vips.extend(of_kind(TestedVipKind::LoadBalancerIp, &port.load_balancer_ips));
+    let mut vips = Vec::new();
+    for (_, ip) in port.cluster_ips.iter() {
+        vips.extend(ip.map(|ip| (TestedVipKind::ClusterIp, ip, port.port)));
+    }
+    vips.extend(port.external_ips.iter().map(|ip| (TestedVipKind::ExternalIp, *ip, port.port)));
+    vips.extend(port.load_balancer_ips.iter().map(|ip| (TestedVipKind::LoadBalancerIp, *ip, port.port)));
     if let Some(number) = port.node_port {
         let own = IpFamily::ALL.into_iter().filter_map(|family| state.node().primary_address(family));
-        vips.extend(own.map(|ip| (TestedVipKind::NodePort, ip, number.get())));
+        vips.extend(own.map(|ip| (TestedVipKind::NodePort, ip, number)));
     }
-    let target = |(vip_kind, ip, number): (TestedVipKind, IpAddr, u16)| ProbeTarget {
-        service: port.key.to_string(),
-        vip_kind,
-        protocol: port.key.protocol,
-        address: SocketAddr::new(ip, number),
-        has_affinity: port.affinity_seconds.is_some(),
-        expected: expected(service, state, vip_kind, ip, source(ip)),
-    };
-    vips.into_iter().map(target).collect()
+
+    let mut targets = Vec::new();
+    for (vip_kind, ip, number) in vips {
+        targets.push(ProbeTarget {
+            service: port.key.to_string(),
+            vip_kind,
+            protocol: port.key.protocol,
+            address: SocketAddr::new(ip, number.get()),
+            has_affinity: port.affinity_seconds.is_some(),
+            expected: expected(service, state, vip_kind, ip, source(ip)),
+        });
+    }
+    targets
 }
 
 /// What docs/protocol.md specifies for packets of the node itself.
@@ -75,17 +80,18 @@ fn expected(
     ip: IpAddr,
     source: Option<IpAddr>,
 ) -> ConnectionVerdict {
-    let (port, family) = (&service.port, IpFamily::of(&ip));
+    let port = &service.port;
     if vip_kind == TestedVipKind::LoadBalancerIp
         && let Some(allowed) = allowed_sources(port, ip, &state.node().addresses)
         && !source.is_some_and(|source| allowed.iter().any(|cidr| cidr.contains(&source)))
     {
         return ConnectionVerdict::Drop;
     }
+
     // The external policy does not apply to packets of the node itself.
     let class = match (vip_kind, port.internal_policy) {
         (TestedVipKind::ClusterIp, TrafficPolicy::Local) => PoolClass::Local,
         _ => PoolClass::Cluster,
     };
-    verdict(service, class, family)
+    verdict(service, class, IpFamily::of(&ip))
 }

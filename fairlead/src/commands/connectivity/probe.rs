@@ -32,7 +32,7 @@ pub(super) struct Observation {
 pub(super) enum ConnectionOutcome {
     /// A connection, or a reply.
     Answered,
-    /// UDP: sent to an endpoint, without a reply. Servers may ignore what they do not understand.
+    /// UDP: sent to an endpoint, without a reply. Servers may ignore a datagram that they do not understand.
     Sent,
     Refused,
     NoReply,

@@ -31,14 +31,18 @@ pub(super) struct ProbeResult {
 /// The result for a VIP.
 pub(super) fn judge(target: &ProbeTarget, observations: &[Observation]) -> ProbeResult {
     let endpoints: BTreeSet<_> = observations.iter().filter_map(|observation| observation.endpoint).collect();
-    let (expected, (verdict, observed)) = match &target.expected {
-        ConnectionVerdict::Endpoints(pool) => {
-            let expected = if pool.len() == 1 { "1 endpoint".to_owned() } else { format!("{} endpoints", pool.len()) };
-            (expected, judge_served(target, pool, observations, &endpoints))
-        }
-        ConnectionVerdict::Reject => ("refused".to_owned(), judge_all(observations, &ConnectionOutcome::Refused)),
-        ConnectionVerdict::Drop => ("no reply".to_owned(), judge_all(observations, &ConnectionOutcome::NoReply)),
+    let expected = match &target.expected {
+        ConnectionVerdict::Endpoints(pool) if pool.len() == 1 => "1 endpoint".to_owned(),
+        ConnectionVerdict::Endpoints(pool) => format!("{} endpoints", pool.len()),
+        ConnectionVerdict::Reject => "refused".to_owned(),
+        ConnectionVerdict::Drop => "no reply".to_owned(),
     };
+    let (verdict, observed) = match &target.expected {
+        ConnectionVerdict::Endpoints(pool) => judge_served(target, pool, observations, &endpoints),
+        ConnectionVerdict::Reject => judge_all(observations, &ConnectionOutcome::Refused),
+        ConnectionVerdict::Drop => judge_all(observations, &ConnectionOutcome::NoReply),
+    };
+
     let slowest = observations.iter().map(|observation| observation.duration).max().unwrap_or_default();
     ProbeResult {
         service: target.service.clone(),
@@ -65,6 +69,7 @@ fn judge_served(
     if let Some(unexpected) = endpoints.iter().find(|endpoint| !pool.contains(*endpoint)) {
         return (Level::Fail, format!("{unexpected} accepted a connection, but is not in the pool"));
     }
+
     let reached = format!("{} of {} endpoints in {answered} connections", endpoints.len(), pool.len());
     match (endpoints.len(), target.has_affinity) {
         (0, _) => (Level::Ok, format!("{}, endpoint unknown", describe(observations))),
@@ -80,20 +85,23 @@ fn judge_served(
 }
 
 fn judge_all(observations: &[Observation], expected: &ConnectionOutcome) -> (Level, String) {
-    let is_expected =
-        !observations.is_empty() && observations.iter().all(|observation| observation.outcome == *expected);
-    (if is_expected { Level::Ok } else { Level::Fail }, describe(observations))
+    let is_expected = observations.iter().all(|observation| observation.outcome == *expected);
+    let level = if is_expected && !observations.is_empty() { Level::Ok } else { Level::Fail };
+    (level, describe(observations))
 }
 
 /// Each outcome once.
 fn describe(observations: &[Observation]) -> String {
-    let text = |outcome: &ConnectionOutcome| match outcome {
-        ConnectionOutcome::Answered => "answered".to_owned(),
-        ConnectionOutcome::Sent => "sent".to_owned(),
-        ConnectionOutcome::Refused => "refused".to_owned(),
-        ConnectionOutcome::NoReply => "no reply".to_owned(),
-        ConnectionOutcome::Failed(error) => error.clone(),
-    };
-    let texts: BTreeSet<_> = observations.iter().map(|observation| text(&observation.outcome)).collect();
+    let texts: BTreeSet<_> = observations.iter().map(|observation| outcome_text(&observation.outcome)).collect();
     Vec::from_iter(texts).join(", ")
+}
+
+fn outcome_text(outcome: &ConnectionOutcome) -> &str {
+    match outcome {
+        ConnectionOutcome::Answered => "answered",
+        ConnectionOutcome::Sent => "sent",
+        ConnectionOutcome::Refused => "refused",
+        ConnectionOutcome::NoReply => "no reply",
+        ConnectionOutcome::Failed(error) => error,
+    }
 }

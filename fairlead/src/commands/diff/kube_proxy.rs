@@ -7,12 +7,12 @@ mod tests;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
 };
 
 use anyhow::Result;
 use backend::{
-    NodeState,
+    NodeState, ServicePortState,
     dataplane::{Vip, VipKind, VipOwnership, vips},
 };
 use proto::model::{IpFamily, PoolClass, TrafficPolicy};
@@ -88,10 +88,15 @@ pub(crate) async fn compare(state: &NodeState) -> Result<KubeProxyReport> {
 impl KubeProxyReport {
     fn new(state: &NodeState, rules: KubeProxyRules) -> Self {
         let mut ours = fairlead_vips(state);
-        let modes: BTreeSet<_> = rules.values().map(|served| served.mode).collect();
-        let mut report =
-            Self { modes, equal: 0, differences: Vec::new(), documented: Vec::new(), notes: [NOT_COMPARED] };
         let addresses_in_use = addresses_in_use(state);
+        let mut report = Self {
+            modes: rules.values().map(|served| served.mode).collect(),
+            equal: 0,
+            differences: Vec::new(),
+            documented: Vec::new(),
+            notes: [NOT_COMPARED],
+        };
+
         for (vip, theirs) in rules {
             let ours = ours.remove(&vip);
             let why = match (&ours, vip.vip) {
@@ -102,9 +107,10 @@ impl KubeProxyReport {
             report.add(&vip, ours.as_ref(), Some(&theirs), why);
         }
         // Without any rules, kube-proxy does not run here.
-        let is_running = !report.modes.is_empty();
-        for (vip, ours) in ours.into_iter().filter(|_| is_running) {
-            report.add(&vip, Some(&ours), None, None);
+        if !report.modes.is_empty() {
+            for (vip, only_ours) in ours {
+                report.add(&vip, Some(&only_ours), None, None);
+            }
         }
         report
     }
@@ -112,23 +118,30 @@ impl KubeProxyReport {
     fn add(&mut self, vip: &VipKey, ours: Option<&FairleadVip>, theirs: Option<&VipRules>, why: Option<&'static str>) {
         let inside = (ours.map(|ours| &ours.inside), theirs.map(|theirs| &theirs.internal));
         let outside = (ours.map(|ours| &ours.outside), theirs.map(|theirs| &theirs.external));
-        let service_port = ours.map(|ours| &ours.service_port).or_else(|| theirs?.service.as_ref());
         let cases = if inside == outside {
             vec![(ClientLocation::Everywhere, inside)]
         } else {
             vec![(ClientLocation::Inside, inside), (ClientLocation::Outside, outside)]
         };
-        let different = cases.into_iter().filter(|(_, (fairlead, kube_proxy))| fairlead != kube_proxy);
-        let differences: Vec<_> = different
-            .map(|(from, (fairlead, kube_proxy))| VipDifference {
-                vip: vip.to_string(),
-                service_port: service_port.cloned(),
-                from,
-                fairlead: fairlead.cloned(),
-                kube_proxy: kube_proxy.cloned(),
-                why,
-            })
-            .collect();
+
+        let service_port = match ours {
+            Some(ours) => Some(&ours.service_port),
+            None => theirs.and_then(|theirs| theirs.service.as_ref()),
+        };
+        let mut differences = Vec::new();
+        for (from, (fairlead, kube_proxy)) in cases {
+            if fairlead != kube_proxy {
+                differences.push(VipDifference {
+                    vip: vip.to_string(),
+                    service_port: service_port.cloned(),
+                    from,
+                    fairlead: fairlead.cloned(),
+                    kube_proxy: kube_proxy.cloned(),
+                    why,
+                });
+            }
+        }
+
         match (differences.is_empty(), why) {
             (true, _) => self.equal += 1,
             (false, Some(_)) => self.documented.extend(differences),
@@ -148,11 +161,12 @@ impl KubeProxyReport {
 
     /// A line per difference.
     pub(crate) fn lines(&self) -> Vec<String> {
-        let line = |difference: &VipDifference| {
+        let mut lines = Vec::new();
+        for difference in &self.differences {
             let [service_port, vip, from, kube_proxy, fairlead] = difference.cells();
-            format!("{vip} {service_port} from {from}: {kube_proxy}; Fairlead: {fairlead}")
-        };
-        self.differences.iter().map(line).collect()
+            lines.push(format!("{vip} {service_port} from {from}: {kube_proxy}; Fairlead: {fairlead}"));
+        }
+        lines
     }
 
     /// Tables of differences, notes and totals.
@@ -173,6 +187,7 @@ impl KubeProxyReport {
             text.push('\n');
         }
         notes.iter().for_each(|note| text += &format!("note: {note}\n"));
+
         let modes: Vec<_> = modes.iter().map(|mode| mode.name()).collect();
         let _ = writeln!(
             text,
@@ -196,12 +211,14 @@ impl VipDifference {
             ClientLocation::Inside => "this node",
             ClientLocation::Outside => "outside",
         };
+
         let (kube_proxy, fairlead) = match (&self.kube_proxy, &self.fairlead) {
             (Some(ConnectionVerdict::Endpoints(theirs)), Some(ConnectionVerdict::Endpoints(ours))) => {
                 (describe_difference(theirs, ours), describe_difference(ours, theirs))
             }
             (theirs, ours) => (describe(theirs.as_ref()), describe(ours.as_ref())),
         };
+
         let service_port = self.service_port.clone().unwrap_or_default();
         [service_port, self.vip.clone(), from.to_owned(), kube_proxy, fairlead]
     }
@@ -234,30 +251,40 @@ fn fairlead_vips(state: &NodeState) -> BTreeMap<VipKey, FairleadVip> {
     let mut fairlead_vips = BTreeMap::new();
     for (key, service) in state.service_ports().iter() {
         for family in IpFamily::ALL {
-            let owned = vips(&service.port, family).into_iter();
-            for (vip, kind) in owned.filter(|(vip, _)| ownership.owns(key, family, vip)) {
-                let port = &service.port;
-                let policy = if kind == VipKind::ClusterIp { port.internal_policy } else { port.external_policy };
-                let class = match policy {
-                    TrafficPolicy::Cluster => PoolClass::Cluster,
-                    TrafficPolicy::Local => PoolClass::Local,
-                };
-                // External policy Local does not apply to clients on the node.
-                let inside = if kind == VipKind::ClusterIp { class } else { PoolClass::Cluster };
-                let [inside, outside] = [inside, class].map(|class| verdict(service, class, family));
-                fairlead_vips.insert(
-                    VipKey { family, vip },
-                    FairleadVip { service_port: key.to_string(), policy, inside, outside },
-                );
+            for (vip, kind) in vips(&service.port, family) {
+                if ownership.owns(key, family, &vip) {
+                    fairlead_vips.insert(VipKey { family, vip }, FairleadVip::new(service, family, kind));
+                }
             }
         }
     }
     fairlead_vips
 }
 
+impl FairleadVip {
+    fn new(service: &ServicePortState, family: IpFamily, kind: VipKind) -> Self {
+        let port = &service.port;
+        let policy = if kind == VipKind::ClusterIp { port.internal_policy } else { port.external_policy };
+        let class = match policy {
+            TrafficPolicy::Cluster => PoolClass::Cluster,
+            TrafficPolicy::Local => PoolClass::Local,
+        };
+        // External policy Local does not apply to clients on the node.
+        let class_inside = if kind == VipKind::ClusterIp { class } else { PoolClass::Cluster };
+        Self {
+            service_port: port.key.to_string(),
+            policy,
+            inside: verdict(service, class_inside, family),
+            outside: verdict(service, class, family),
+        }
+    }
+}
+
 /// Cluster IPs and addresses of the node, which a Service must not claim.
-fn addresses_in_use(state: &NodeState) -> BTreeSet<std::net::IpAddr> {
-    let cluster_ips =
-        state.service_ports().values().flat_map(|service| IpFamily::ALL.map(|family| service.port.cluster_ips[family]));
-    cluster_ips.flatten().chain(state.node().addresses.iter().copied()).collect()
+fn addresses_in_use(state: &NodeState) -> BTreeSet<IpAddr> {
+    let mut addresses: BTreeSet<_> = state.node().addresses.iter().copied().collect();
+    for service in state.service_ports().values() {
+        addresses.extend(service.port.cluster_ips.iter().filter_map(|(_, ip)| *ip));
+    }
+    addresses
 }

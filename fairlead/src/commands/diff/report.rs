@@ -23,10 +23,11 @@ struct Failure {
 
 impl DiffReport {
     pub(crate) fn new(backend: &'static str, node: &str, previewed: PreviewReport) -> Self {
-        let PreviewReport { differences, failures } = previewed;
-        let failures =
-            failures.into_iter().map(|failure| Failure { service: failure.key.to_string(), reason: failure.reason });
-        Self { backend, node: node.to_owned(), differences, failures: failures.collect() }
+        let mut failures = Vec::new();
+        for failure in previewed.failures {
+            failures.push(Failure { service: failure.key.to_string(), reason: failure.reason });
+        }
+        Self { backend, node: node.to_owned(), differences: previewed.differences, failures }
     }
 
     /// Whether there are no differences.
@@ -36,13 +37,14 @@ impl DiffReport {
 
     /// Lines with `+`, `~` or `-`, grouped by service port; objects that belong to no service port come first.
     pub(crate) fn text(&self) -> String {
-        let mut text = String::new();
         let Self { backend, node, differences, failures } = self;
         let mut by_service = BTreeMap::<Option<String>, Vec<&Difference>>::new();
         for difference in differences {
             let service = difference.service_port.as_ref().map(ToString::to_string);
             by_service.entry(service).or_default().push(difference);
         }
+
+        let mut text = String::new();
         for (service, differences) in by_service {
             let service = service.as_deref().unwrap_or("no service port");
             // Writing to a String cannot fail.
@@ -54,12 +56,11 @@ impl DiffReport {
         for Failure { service, reason } in failures {
             let _ = writeln!(text, "not programmed: {service}: {reason}");
         }
-        let _ = if differences.is_empty() {
-            writeln!(text, "The kernel matches the desired state: backend {backend} would write nothing for {node}.")
+        text + &if differences.is_empty() {
+            format!("The kernel matches the desired state: backend {backend} would write nothing for {node}.\n")
         } else {
-            writeln!(text, "Backend {backend} would write for {node}: {}.", summary(differences))
-        };
-        text
+            format!("Backend {backend} would write for {node}: {}.\n", summary(differences))
+        }
     }
 }
 

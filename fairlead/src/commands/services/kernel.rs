@@ -41,14 +41,18 @@ fn table(servers: &[VirtualServer]) -> Table {
             VirtualServerKey::Address(_, address) => format!("{} {address}", server.protocol),
             VirtualServerKey::FwMark(family, mark) => format!("{} {family} mark {mark:#x}", server.protocol),
         };
-        let (vips, scheduler) = (join(server.vips.iter().map(vip)), &server.scheduler);
+        let vips = join(server.vips.iter().map(vip));
+        let scheduler = &server.scheduler;
+
         if server.destinations.is_empty() {
             table.row([&at as &dyn Display, &vips, scheduler, &"", &"", &"", &"", &""]);
         }
         for destination in &server.destinations {
             let Destination { address, weight, active, inactive, draining_until } = destination;
-            let state = draining_until.map(|until| format!("draining until {}", time_text(unix_micros(until))));
-            let state = state.unwrap_or_default();
+            let state = match draining_until {
+                Some(until) => format!("draining until {}", time_text(unix_micros(*until))),
+                None => String::new(),
+            };
             table.row([&at as &dyn Display, &vips, scheduler, address, weight, active, inactive, &state]);
         }
     }
@@ -60,16 +64,16 @@ fn to_json(server: &VirtualServer) -> Value {
         VirtualServerKey::Address(_, address) => (Some(address), None),
         VirtualServerKey::FwMark(_, mark) => (None, Some(mark)),
     };
-    let destinations = server.destinations.iter().map(|destination| {
-        let Destination { address, weight, active, inactive, draining_until } = destination;
-        json!({
+    let mut destinations = Vec::new();
+    for Destination { address, weight, active, inactive, draining_until } in &server.destinations {
+        destinations.push(json!({
             "address": address,
             "weight": weight,
             "active": active,
             "inactive": inactive,
             "draining_until_micros": draining_until.map(unix_micros),
-        })
-    });
+        }));
+    }
     json!({
         "family": server.at.family().to_string(),
         "protocol": server.protocol,
@@ -77,7 +81,7 @@ fn to_json(server: &VirtualServer) -> Value {
         "mark": mark.map(|mark| format!("{mark:#x}")),
         "vips": server.vips.iter().map(vip).collect::<Vec<_>>(),
         "scheduler": &*server.scheduler,
-        "destinations": destinations.collect::<Vec<_>>(),
+        "destinations": destinations,
     })
 }
 

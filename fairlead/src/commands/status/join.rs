@@ -13,20 +13,21 @@ use crate::cli::StatusArgs;
 #[derive(Debug)]
 pub(super) struct Overview {
     pub(super) scope: Scope,
-    /// The frontends that answered, each once, with their addresses. Their nodes are in `nodes`.
+    /// The frontends that answered, each once, with their addresses. Their nodes and ending pods are moved to `nodes`
+    /// and `ending_pods`.
     pub(super) frontends: Vec<(String, StatusResponse)>,
-    /// Those that did not.
+    /// The frontends that did not answer.
     pub(super) unreachable: Vec<(String, Error)>,
     /// In order of their states, the worst first.
     pub(super) nodes: Vec<NodeRow>,
     /// The number of observer streams.
     pub(super) observers: usize,
-    /// Pods that end and to which nodes may still send new connections, the longest first. Of what several frontends
-    /// say of a pod, this is what has the most to wait for.
+    /// Pods that end and to which nodes may still send new connections, the longest first. If several frontends know a
+    /// pod, this is the answer with the most to wait for.
     pub(super) ending_pods: Vec<EndingPod>,
 }
 
-/// What the answers are about. A frontend knows only its own streams.
+/// The nodes that the answers are about. A frontend knows only its own streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Scope {
@@ -115,8 +116,8 @@ impl Overview {
         args: &StatusArgs,
         required: &BTreeMap<u64, u64>,
     ) -> Self {
-        let scope = Scope::of(args);
-        let (mut frontends, mut unreachable) = (Vec::<(String, StatusResponse)>::new(), Vec::new());
+        let mut frontends = Vec::<(String, StatusResponse)>::new();
+        let mut unreachable = Vec::new();
         for (address, answer) in answers {
             match answer {
                 Err(error) => unreachable.push((address, error)),
@@ -124,35 +125,40 @@ impl Overview {
                 Ok(status) => frontends.push((address, status)),
             }
         }
-        let (mut nodes, mut observers) = (BTreeMap::<String, NodeRow>::new(), 0);
+
+        let scope = Scope::of(args);
+        let mut nodes = BTreeMap::<String, NodeRow>::new();
+        let mut observers = 0;
         let mut ending_pods = BTreeMap::<Vec<_>, EndingPod>::new();
         for (address, status) in &mut frontends {
             let required = required.get(&status.epoch).copied().unwrap_or_default();
-            for pod in mem::take(&mut status.ending_pods) {
-                match ending_pods.get(&pod.addresses) {
-                    Some(known) if rank(known) >= rank(&pod) => {}
-                    _ => drop(ending_pods.insert(pod.addresses.clone(), pod)),
-                }
-            }
             for node in mem::take(&mut status.nodes) {
                 if node.role() == Role::Observer {
                     observers += 1;
                     continue;
                 }
                 let row = NodeRow {
-                    frontend: node.connected.then(|| address.clone()),
+                    frontend: if node.connected { Some(address.clone()) } else { None },
                     revisions_behind: status.revision.saturating_sub(node.programmed_revision),
                     state: NodeHealth::of(&node, scope, args.max_lag, required),
                     status: node,
                 };
-                if nodes.get(&row.status.node).is_none_or(|known| row.takes_precedence(known)) {
+                let known = nodes.get(&row.status.node);
+                if known.is_none_or(|known| row.takes_precedence(known)) {
                     nodes.insert(row.status.node.clone(), row);
                 }
             }
+            for pod in mem::take(&mut status.ending_pods) {
+                let known = ending_pods.get(&pod.addresses);
+                if known.is_none_or(|known| rank(known) < rank(&pod)) {
+                    ending_pods.insert(pod.addresses.clone(), pod);
+                }
+            }
         }
-        if let Some(name) = args.node.as_ref().filter(|name| !nodes.contains_key(*name)) {
-            nodes.insert(name.clone(), NodeRow::unknown(name));
+        if let Some(name) = &args.node {
+            nodes.entry(name.clone()).or_insert_with(|| NodeRow::unknown(name));
         }
+
         let mut nodes: Vec<_> = nodes.into_values().collect();
         nodes.sort_by_key(|row| (row.state, Reverse(row.severity()), row.status.node.clone()));
         let mut ending_pods: Vec<_> = ending_pods.into_values().collect();
@@ -196,7 +202,7 @@ pub(super) fn unconfirmed(status: &StatusResponse) -> impl Iterator<Item = &Watc
     })
 }
 
-/// Orders what different frontends say about one pod by how much it waits for there.
+/// Orders the answers of several frontends about one pod by how much the pod waits for.
 fn rank(pod: &EndingPod) -> (u8, bool, usize) {
     let state = match pod.state() {
         DrainState::Unspecified | DrainState::Drained => 0,
@@ -231,11 +237,12 @@ impl NodeRow {
     /// A connected node takes precedence over a disconnected one, a backend over a shadow, a newer stream over an older
     /// one, and of two frontends without a stream the one that had it last.
     fn takes_precedence(&self, other: &Self) -> bool {
-        let rank = |row: &Self| {
-            let status = &row.status;
-            (status.connected, status.role() != Role::Shadow, status.connected_micros, Reverse(status.lag_micros))
-        };
-        rank(self) > rank(other)
+        self.precedence() > other.precedence()
+    }
+
+    fn precedence(&self) -> impl Ord {
+        let status = &self.status;
+        (status.connected, status.role() != Role::Shadow, status.connected_micros, Reverse(status.lag_micros))
     }
 
     /// Orders nodes in the same state, the worst highest.

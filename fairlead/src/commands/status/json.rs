@@ -2,7 +2,7 @@
 
 use proto::{
     model::{Epoch, SyncMode},
-    v1::{self, DrainState, EndingPod, FailureKind, ServicePortFailure, StatusResponse, WatchPhase},
+    v1::{self, DrainState, EndingPod, FailureKind, ServicePortFailure, StatusResponse, WatchPhase, WatchStatus},
 };
 use serde_json::{Value, json};
 
@@ -14,11 +14,15 @@ use super::{
 use crate::cli::StatusArgs;
 
 pub(super) fn of(overview: &Overview, args: &StatusArgs) -> Value {
-    let frontends: Vec<_> =
-        overview.frontends.iter().map(|(address, status)| frontend(address, status, overview, args)).collect();
-    let unreachable = overview.unreachable.iter();
-    let unreachable: Vec<_> =
-        unreachable.map(|(address, error)| json!({ "address": address, "error": format!("{error:#}") })).collect();
+    let mut frontends = Vec::new();
+    for (address, status) in &overview.frontends {
+        frontends.push(frontend(address, status, overview, args));
+    }
+    let mut unreachable = Vec::new();
+    for (address, error) in &overview.unreachable {
+        unreachable.push(json!({ "address": address, "error": format!("{error:#}") }));
+    }
+
     json!({
         "healthy": is_as_wanted(overview, args),
         "scope": overview.scope,
@@ -42,25 +46,10 @@ pub(super) fn of(overview: &Overview, args: &StatusArgs) -> Value {
 }
 
 fn frontend(address: &str, status: &StatusResponse, overview: &Overview, args: &StatusArgs) -> Value {
-    // A frontend speaks of its own nodes only, and with `--node` of one.
+    // A frontend knows only the nodes that are connected to it, and with `--node` it reports on one node.
     let is_of_all_nodes = args.node.is_none() && overview.has_all_nodes();
     let programmed_on_all_nodes = if is_of_all_nodes { status.programmed_on_all_nodes } else { None };
 
-    let watches = status.watches.iter().map(|kind| {
-        let phase = match kind.phase() {
-            WatchPhase::Listing | WatchPhase::Unspecified => "listing",
-            WatchPhase::Watching => "watching",
-            WatchPhase::NotOffered => "not_offered",
-        };
-        json!({
-            "kind": kind.kind,
-            "phase": phase,
-            "age_micros": kind.age_micros,
-            "lists": kind.lists,
-            "failures": kind.failures,
-            "last_error": kind.last_error,
-        })
-    });
     json!({
         "address": address,
         "version": status.version,
@@ -74,7 +63,23 @@ fn frontend(address: &str, status: &StatusResponse, overview: &Overview, args: &
         "service_ports": status.service_ports,
         "endpoints": status.endpoints,
         "problems": status.problems,
-        "watches": watches.collect::<Vec<_>>(),
+        "watches": status.watches.iter().map(watch).collect::<Vec<_>>(),
+    })
+}
+
+fn watch(watch: &WatchStatus) -> Value {
+    let phase = match watch.phase() {
+        WatchPhase::Listing | WatchPhase::Unspecified => "listing",
+        WatchPhase::Watching => "watching",
+        WatchPhase::NotOffered => "not_offered",
+    };
+    json!({
+        "kind": watch.kind,
+        "phase": phase,
+        "age_micros": watch.age_micros,
+        "lists": watch.lists,
+        "failures": watch.failures,
+        "last_error": watch.last_error,
     })
 }
 

@@ -27,6 +27,7 @@ pub(super) fn render(overview: &Overview, args: &StatusArgs) -> String {
     }
     if args.problems {
         problems(&mut text, overview);
+        watches(&mut text, overview);
     } else {
         let shown = if args.all { overview.nodes.len() } else { SHOWN_NODES };
         nodes(&mut text, overview, shown);
@@ -40,77 +41,96 @@ pub(super) fn render(overview: &Overview, args: &StatusArgs) -> String {
 }
 
 fn nodes(text: &mut String, overview: &Overview, shown: usize) {
-    let several = overview.frontends.len() > 1;
-    let header = ["NODE", "BACKEND", "VERSION", "REVISION", "LAG", "APPLIED IN", "STATE"];
-    let mut table = Table::new(&if several { [&header[..], &["FRONTEND"]].concat() } else { header.to_vec() });
+    let mut header = vec!["NODE", "BACKEND", "VERSION", "REVISION", "LAG", "APPLIED IN", "STATE"];
+    let has_several_frontends = overview.frontends.len() > 1;
+    if has_several_frontends {
+        header.push("FRONTEND");
+    }
+
+    let mut table = Table::new(&header);
     for row in overview.nodes.iter().take(shown) {
-        let status = &row.status;
-        let connected = |text: String| if status.connected { text } else { String::new() };
-        let mut cells = vec![
-            status.node.clone(),
-            status.backend.clone(),
-            status.backend_version.clone(),
-            connected(status.programmed_revision.to_string()),
-            lag(row),
-            // Zero is unknown.
-            if status.apply_micros == 0 { String::new() } else { connected(short(status.apply_micros)) },
-            state(row),
-        ];
-        if several {
+        let mut cells = cells(row).to_vec();
+        if has_several_frontends {
             cells.push(row.frontend.clone().unwrap_or_default());
         }
         table.row(cells);
     }
     let _ = write!(text, "{table}");
-    if let Some(hidden) = overview.nodes.get(shown..).filter(|hidden| !hidden.is_empty()) {
-        let count = |state| hidden.iter().filter(|row| row.state == state).count();
-        let (healthy, elsewhere) = (count(NodeHealth::Healthy), count(NodeHealth::Elsewhere));
-        let others = hidden.len() - healthy - elsewhere;
-        let elsewhere = if elsewhere > 0 { format!(", {elsewhere} {NOT_CONNECTED_HERE}") } else { String::new() };
-        let _ = writeln!(
-            text,
-            "... and {} more: {healthy} healthy, {others} not{elsewhere} (--all lists them)",
-            hidden.len()
-        );
+
+    if overview.nodes.len() > shown {
+        let _ = writeln!(text, "{}", hidden(&overview.nodes[shown..]));
     }
+}
+
+fn cells(row: &NodeRow) -> [String; 7] {
+    let status = &row.status;
+    let mut revision = String::new();
+    let mut applied_in = String::new();
+    if status.connected {
+        revision = status.programmed_revision.to_string();
+        // Zero is unknown.
+        if status.apply_micros > 0 {
+            applied_in = short(status.apply_micros);
+        }
+    }
+    let node = status.node.clone();
+    [node, status.backend.clone(), status.backend_version.clone(), revision, lag(row), applied_in, state(row)]
+}
+
+/// A line about the nodes that are not listed.
+fn hidden(rows: &[NodeRow]) -> String {
+    let count = |state| rows.iter().filter(|row| row.state == state).count();
+    let healthy = count(NodeHealth::Healthy);
+    let elsewhere = count(NodeHealth::Elsewhere);
+    let others = rows.len() - healthy - elsewhere;
+
+    let mut text = format!("... and {} more: {healthy} healthy, {others} not", rows.len());
+    if elsewhere > 0 {
+        let _ = write!(text, ", {elsewhere} {NOT_CONNECTED_HERE}");
+    }
+    text + " (--all lists them)"
 }
 
 /// The time, and the number of revisions of a node that has programmed one.
 fn lag(row: &NodeRow) -> String {
-    let lag = short(row.status.lag_micros);
-    match (row.status.lag_micros, row.revisions_behind) {
-        _ if row.state == NodeHealth::Elsewhere => String::new(),
-        (0, _) => String::new(),
-        (_, behind) if behind > 0 && row.status.programmed_revision > 0 => format!("{lag} ({behind})"),
-        _ => lag,
+    let status = &row.status;
+    if row.state == NodeHealth::Elsewhere || status.lag_micros == 0 {
+        return String::new();
+    }
+    let time = short(status.lag_micros);
+    match row.revisions_behind {
+        behind if behind > 0 && status.programmed_revision > 0 => format!("{time} ({behind})"),
+        _ => time,
     }
 }
 
 /// What is wrong with a node, or `ok`.
 fn state(row: &NodeRow) -> String {
     let status = &row.status;
-    let health = match row.state {
-        NodeHealth::Absent => Some("no stream".to_owned()),
-        NodeHealth::Behind => Some("behind".to_owned()),
-        NodeHealth::Shadow => Some("shadow".to_owned()),
-        NodeHealth::Elsewhere => Some(NOT_CONNECTED_HERE.to_owned()),
-        NodeHealth::Degraded | NodeHealth::Failing | NodeHealth::Healthy => None,
-    };
-    let rejected = status.failures.first().map(|first| {
-        let more = and_more(status.failure_count.saturating_sub(1));
-        format!("rejected: {} ({}){more}", key(first.key.as_ref()), first.reason)
-    });
-    let error = Some(status.last_error.clone()).filter(|error| !error.is_empty());
-    let degraded = status.degraded.iter().map(|text| format!("degraded: {text}"));
-    let problems: Vec<_> = [health, rejected].into_iter().flatten().chain(degraded).chain(error).collect();
+    let mut problems = Vec::new();
+    match row.state {
+        NodeHealth::Absent => problems.push("no stream".to_owned()),
+        NodeHealth::Behind => problems.push("behind".to_owned()),
+        NodeHealth::Shadow => problems.push("shadow".to_owned()),
+        NodeHealth::Elsewhere => problems.push(NOT_CONNECTED_HERE.to_owned()),
+        NodeHealth::Degraded | NodeHealth::Failing | NodeHealth::Healthy => {}
+    }
+    if let Some(first) = status.failures.first() {
+        let more = match status.failure_count.saturating_sub(1) {
+            0 => String::new(),
+            count => format!(" and {count} more"),
+        };
+        problems.push(format!("rejected: {} ({}){more}", key(first.key.as_ref()), first.reason));
+    }
+    problems.extend(status.degraded.iter().map(|reason| format!("degraded: {reason}")));
+    if !status.last_error.is_empty() {
+        problems.push(status.last_error.clone());
+    }
+
     if problems.is_empty() { "ok".to_owned() } else { problems.join(", ") }
 }
 
-fn and_more(count: u64) -> String {
-    if count > 0 { format!(" and {count} more") } else { String::new() }
-}
-
-/// A service port in its usual form; an invalid one as it was received.
+/// A service port in its usual form; an invalid service port as it was received.
 pub(super) fn key(key: Option<&v1::ServicePortKey>) -> String {
     let Some(key) = key else { return String::new() };
     let parsed = ServicePortKey::try_from(key.clone());
@@ -123,6 +143,7 @@ fn failures(text: &mut String, overview: &Overview) {
     if failures.is_empty() {
         return;
     }
+
     let mut table = Table::new(&["REJECTED", "RETRIED", "REASON"]);
     for failure in failures {
         let retried = if failure.retryable { "yes" } else { "no" };
@@ -136,6 +157,7 @@ fn ending_pods(text: &mut String, overview: &Overview) {
     if overview.ending_pods.is_empty() {
         return;
     }
+
     let mut table = Table::new(&["DRAINING POD", "ENDING", "SERVICES", "WAITS FOR"]);
     for pod in &overview.ending_pods {
         let since = short(pod.ending_micros);
@@ -144,7 +166,7 @@ fn ending_pods(text: &mut String, overview: &Overview) {
     let _ = write!(text, "\n{table}\n");
 }
 
-/// Its addresses; invalid ones are left out.
+/// The addresses of a pod; invalid addresses are left out.
 pub(super) fn addresses(pod: &EndingPod) -> Vec<String> {
     let addresses = pod.addresses.iter().filter_map(|bytes| unpack_address(bytes, "addresses").ok());
     addresses.map(|address| address.to_string()).collect()
@@ -161,31 +183,39 @@ fn waits_for(pod: &EndingPod) -> String {
     }
 }
 
-/// Problems, each once although all frontends report it, and the watches of each frontend.
+/// Problems, each once although all frontends report it.
 fn problems(text: &mut String, overview: &Overview) {
-    let frontends = || overview.frontends.iter();
-    let mut listed = BTreeSet::new();
-    let mut problems = frontends()
-        .flat_map(|(_, status)| &status.problems)
-        .filter(|problem| listed.insert([&problem.object, &problem.field, &problem.message]))
-        .peekable();
-    if problems.peek().is_some() {
-        let _ = writeln!(text, "{}", Table::of_problems(problems));
-    }
-    let watches: Vec<_> =
-        frontends().flat_map(|(address, status)| status.watches.iter().map(move |watch| (address, watch))).collect();
-    if !watches.is_empty() {
-        let mut table = Table::new(&["FRONTEND", "KIND", "CONFIRMED", "LISTS", "FAILURES", "LAST ERROR"]);
-        for (address, kind) in watches {
-            let WatchStatus { lists, failures, last_error, .. } = kind;
-            table.row([address as &dyn Display, &kind.kind, &confirmed(kind), lists, failures, last_error]);
+    let mut known = BTreeSet::new();
+    let mut problems = Vec::new();
+    for (_, status) in &overview.frontends {
+        for problem in &status.problems {
+            if known.insert([&problem.object, &problem.field, &problem.message]) {
+                problems.push(problem);
+            }
         }
-        let _ = writeln!(text, "{table}");
+    }
+    if !problems.is_empty() {
+        let _ = writeln!(text, "{}", Table::of_problems(problems));
     }
 }
 
-fn confirmed(kind: &WatchStatus) -> String {
-    match (kind.phase(), kind.age_micros) {
+/// The watches of each frontend.
+fn watches(text: &mut String, overview: &Overview) {
+    if overview.frontends.iter().all(|(_, status)| status.watches.is_empty()) {
+        return;
+    }
+    let mut table = Table::new(&["FRONTEND", "KIND", "CONFIRMED", "LISTS", "FAILURES", "LAST ERROR"]);
+    for (address, status) in &overview.frontends {
+        for watch in &status.watches {
+            let WatchStatus { kind, lists, failures, last_error, .. } = watch;
+            table.row([address as &dyn Display, kind, &confirmed(watch), lists, failures, last_error]);
+        }
+    }
+    let _ = writeln!(text, "{table}");
+}
+
+fn confirmed(watch: &WatchStatus) -> String {
+    match (watch.phase(), watch.age_micros) {
         (WatchPhase::NotOffered, _) => "not offered".to_owned(),
         (_, Some(age)) => format!("{} ago", short(age)),
         (_, None) => "never".to_owned(),
@@ -199,6 +229,7 @@ fn summary(overview: &Overview, args: &StatusArgs) -> String {
         Scope::AllReplicas => format!("{} without a stream", count(NodeHealth::Absent)),
         Scope::OneReplica => format!("{} {NOT_CONNECTED_HERE}", count(NodeHealth::Elsewhere)),
     };
+
     let mut text = format!(
         "{} nodes: {} healthy, {} behind, {} with rejected service ports, {without_stream}",
         overview.nodes.len(),
@@ -214,6 +245,7 @@ fn summary(overview: &Overview, args: &StatusArgs) -> String {
     if overview.observers > 0 {
         let _ = write!(text, "; {} observers", overview.observers);
     }
+
     if args.node.is_none() {
         let _ = write!(text, "\n{}", programmed(overview));
     }
@@ -226,15 +258,16 @@ fn summary(overview: &Overview, args: &StatusArgs) -> String {
 /// On how many nodes the current revision is programmed, and what the others lack.
 fn programmed(overview: &Overview) -> String {
     // A frontend does not know what nodes of other replicas lack.
-    let is_counted = |row: &&NodeRow| row.state != NodeHealth::Elsewhere;
-    let lacking: Vec<_> = overview.nodes.iter().filter(is_counted).map(NodeRow::missing).collect();
+    let counted = overview.nodes.iter().filter(|row| row.state != NodeHealth::Elsewhere);
+    let lacking: Vec<_> = counted.map(NodeRow::missing).collect();
+    let all = lacking.len();
     let programmed = lacking.iter().filter(|missing| missing.is_none()).count();
-    let mut text = match (overview.scope, lacking.len()) {
-        (Scope::AllReplicas, 0) => "no node is known".to_owned(),
-        (Scope::AllReplicas, all) if programmed == all => format!("programmed on all {all} nodes"),
-        (Scope::AllReplicas, all) => format!("programmed on {programmed} of {all} nodes"),
-        (Scope::OneReplica, 0) => "no node is connected to this replica".to_owned(),
-        (Scope::OneReplica, all) => format!("programmed on {programmed} of the {all} nodes connected to this replica"),
+    let mut text = match overview.scope {
+        Scope::AllReplicas if all == 0 => "no node is known".to_owned(),
+        Scope::AllReplicas if programmed == all => format!("programmed on all {all} nodes"),
+        Scope::AllReplicas => format!("programmed on {programmed} of {all} nodes"),
+        Scope::OneReplica if all == 0 => "no node is connected to this replica".to_owned(),
+        Scope::OneReplica => format!("programmed on {programmed} of the {all} nodes connected to this replica"),
     };
 
     let mut separator = "; ";
@@ -261,14 +294,19 @@ fn frontend(status: &StatusResponse) -> String {
         Some(programmed) if programmed >= *revision => " on every connected node".to_owned(),
         Some(programmed) => format!(", {programmed} on every connected node"),
     };
+
     let mut text = format!("revision {revision}{programmed}, {service_ports} service ports, {endpoints} endpoints");
     if !status.ready {
         text.push_str(", not ready: first list of all objects pending");
     }
-    let kinds: Vec<_> = unconfirmed(status).map(|watch| &*watch.kind).collect();
     if let Some(age) = unconfirmed(status).filter_map(|watch| watch.age_micros).max() {
-        let (kinds, age) = (kinds.join(", "), short(age));
-        let _ = write!(text, ", does not follow the API: {kinds} not confirmed for {age} (--problems has the errors)");
+        let kinds: Vec<_> = unconfirmed(status).map(|watch| watch.kind.as_str()).collect();
+        let _ = write!(
+            text,
+            ", does not follow the API: {} not confirmed for {} (--problems has the errors)",
+            kinds.join(", "),
+            short(age)
+        );
     }
     if !status.problems.is_empty() {
         let _ = write!(text, ", {} problems (--problems lists them)", status.problems.len());
@@ -278,11 +316,11 @@ fn frontend(status: &StatusResponse) -> String {
 
 /// Microseconds in the largest one or two units.
 pub(super) fn short(micros: u64) -> String {
-    let (seconds, micros) = (micros / 1_000_000, micros % 1_000_000);
+    let seconds = micros / 1_000_000;
     match seconds {
         0 if micros < 1000 => format!("{micros}us"),
         0 => format!("{}ms", micros / 1000),
-        1..60 => format!("{seconds}.{}s", micros / 100_000),
+        1..60 => format!("{seconds}.{}s", micros % 1_000_000 / 100_000),
         60..3600 => format!("{}m{}s", seconds / 60, seconds % 60),
         3600..86_400 => format!("{}h{}m", seconds / 3600, seconds % 3600 / 60),
         _ => format!("{}d{}h", seconds / 86_400, seconds % 86_400 / 3600),
