@@ -45,10 +45,10 @@ const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(20);
 const COULD_NOT_RUN: i32 = ExitCode::CouldNotRun as i32;
 
 /// A command that is ready to run.
-struct Prepared {
+struct PreparedCommand {
     command: Command,
     /// Forwarded ports and files, which the command needs until it ends.
-    connection: kubectl::Connection,
+    connection: kubectl::KubectlConnection,
     /// The backend of this node, of which the command has taken settings.
     running: Option<RunningBackend>,
 }
@@ -84,10 +84,10 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
 }
 
 /// Reaches the frontends and the backend of this node, as far as a command needs them.
-async fn prepare(mut command: Command, arguments: &[OsString], effective: &Effective) -> Result<Prepared> {
+async fn prepare(mut command: Command, arguments: &[OsString], effective: &Effective) -> Result<PreparedCommand> {
     let has_default_frontend = effective.is_default("frontend");
     let uses_kubectl = has_default_frontend && kubectl::is_plugin(env::args_os().next().as_deref());
-    let connection = if uses_kubectl { connect(&mut command).await? } else { kubectl::Connection::default() };
+    let connection = if uses_kubectl { connect(&mut command).await? } else { kubectl::KubectlConnection::default() };
 
     let running = match command.running_backend() {
         Some(address) => RunningBackend::find(address).await,
@@ -101,17 +101,17 @@ async fn prepare(mut command: Command, arguments: &[OsString], effective: &Effec
         command = cli.command;
         running.describe(&taken).into_iter().for_each(print::error);
     }
-    Ok(Prepared { command, connection, running })
+    Ok(PreparedCommand { command, connection, running })
 }
 
 /// Reaches the frontends of a cluster through kubectl.
-async fn connect(command: &mut Command) -> Result<kubectl::Connection> {
+async fn connect(command: &mut Command) -> Result<kubectl::KubectlConnection> {
     if let Command::Endpoints(args) = command
         && args.view.node.is_none()
     {
         bail!("set --node to the name of a Node: each node selects endpoints of its own");
     }
-    let Some(frontend) = command.frontend_of_cluster() else { return Ok(kubectl::Connection::default()) };
+    let Some(frontend) = command.frontend_of_cluster() else { return Ok(kubectl::KubectlConnection::default()) };
     let connection = kubectl::connect(frontend).await?;
 
     // `status` reports them itself.
@@ -123,8 +123,8 @@ async fn connect(command: &mut Command) -> Result<kubectl::Connection> {
     Ok(connection)
 }
 
-async fn run_prepared(prepared: Prepared, effective: &Effective, shutdown: Shutdown) -> Result<ExitCode> {
-    let Prepared { command, connection, running } = prepared;
+async fn run_prepared(prepared: PreparedCommand, effective: &Effective, shutdown: Shutdown) -> Result<ExitCode> {
+    let PreparedCommand { command, connection, running } = prepared;
     match command {
         Command::Frontend(args) => frontend::run(args, shutdown).await.map(success),
         Command::Backend(backend) => backend::run(backend, effective, shutdown).await.map(success),

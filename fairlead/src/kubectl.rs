@@ -35,10 +35,10 @@ const FORWARD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Forwarded ports, and files in memory, which a command needs until it ends.
 #[derive(Debug, Default)]
-pub(crate) struct Connection {
+pub(crate) struct KubectlConnection {
     /// kubectl, which forwards ports of this machine to frontends until this is dropped.
     forwards: Vec<Child>,
-    /// Only this process and its user can open them, by [`Connection::file`].
+    /// Only this process and its user can open them, by [`KubectlConnection::file`].
     files: Vec<File>,
     /// Pods of frontends to which no port is forwarded.
     pub(crate) unreachable: Vec<(String, Error)>,
@@ -54,7 +54,7 @@ struct Installation {
 
 /// One run of kubectl.
 #[derive(Debug)]
-struct Call {
+struct KubectlCall {
     arguments: Vec<String>,
     /// What to check if it fails.
     hint: String,
@@ -67,7 +67,7 @@ pub(crate) fn is_plugin(program: Option<&OsStr>) -> bool {
 
 /// Lets a command reach the ready frontends; fails if there is none to which a port is forwarded. Credentials that are
 /// given are kept.
-pub(crate) async fn connect(args: &mut FrontendAddressArgs) -> Result<Connection> {
+pub(crate) async fn connect(args: &mut FrontendAddressArgs) -> Result<KubectlConnection> {
     let installation = Installation::from_environment();
     let pods = ready_pods(&installation.frontends().output().await?)?;
     if pods.is_empty() {
@@ -78,7 +78,7 @@ pub(crate) async fn connect(args: &mut FrontendAddressArgs) -> Result<Connection
         );
     }
 
-    let mut connection = Connection::default();
+    let mut connection = KubectlConnection::default();
     if args.tls_ca.is_none() {
         args.tls_ca = Some(connection.file(&installation.authorities().output().await?)?);
     }
@@ -122,7 +122,7 @@ fn local_address(line: &str) -> Option<SocketAddr> {
     address.parse().ok()
 }
 
-impl Connection {
+impl KubectlConnection {
     /// The path of a new file in memory.
     fn file(&mut self, content: &[u8]) -> Result<PathBuf> {
         let file = memfd_create("kubectl", MFdFlags::MFD_CLOEXEC).context("cannot create a file in memory")?;
@@ -135,7 +135,7 @@ impl Connection {
 }
 
 /// The address of this machine that kubectl forwards, until the process is dropped.
-async fn forward(call: Call) -> Result<(SocketAddr, Child)> {
+async fn forward(call: KubectlCall) -> Result<(SocketAddr, Child)> {
     let mut process = call.spawn()?;
 
     let mut line = String::new();
@@ -170,14 +170,14 @@ impl Installation {
         format!("{}.{}.svc", self.name, self.namespace)
     }
 
-    fn frontends(&self) -> Call {
+    fn frontends(&self) -> KubectlCall {
         let Self { namespace, name } = self;
         let selector = format!("kubernetes.io/service-name={name}");
         let arguments = ["get", "endpointslices.discovery.k8s.io", "--selector", &selector, "--output", "json"];
         self.call(&arguments, format!("you need `list` on endpointslices.discovery.k8s.io in {namespace}"))
     }
 
-    fn authorities(&self) -> Call {
+    fn authorities(&self) -> KubectlCall {
         let arguments = ["get", "configmap", &format!("{}-ca", self.name), "--output", r"jsonpath={.data.ca\.crt}"];
         let namespace = &self.namespace;
         let hint = format!(
@@ -187,7 +187,7 @@ impl Installation {
         self.call(&arguments, hint)
     }
 
-    fn token(&self) -> Call {
+    fn token(&self) -> KubectlCall {
         let account = format!("{}-operator", self.name);
         let hint = format!(
             "you need `create` on serviceaccounts/token for {account} in {}, and the chart identity: token and \
@@ -197,18 +197,18 @@ impl Installation {
         self.call(&["create", "token", &account, "--audience", "fairlead", "--duration", "10m"], hint)
     }
 
-    fn forward(&self, pod: &str) -> Call {
+    fn forward(&self, pod: &str) -> KubectlCall {
         let arguments = ["port-forward", &format!("pod/{pod}"), ":grpc", "--address", "127.0.0.1"];
         self.call(&arguments, format!("you need `get` on pods and `create` on pods/portforward in {}", self.namespace))
     }
 
-    fn call(&self, arguments: &[&str], hint: String) -> Call {
+    fn call(&self, arguments: &[&str], hint: String) -> KubectlCall {
         let arguments = [&["--namespace", self.namespace.as_str()], arguments].concat();
-        Call { arguments: arguments.into_iter().map(str::to_owned).collect(), hint }
+        KubectlCall { arguments: arguments.into_iter().map(str::to_owned).collect(), hint }
     }
 }
 
-impl Call {
+impl KubectlCall {
     /// Starts kubectl. It prints its errors itself, asks for passwords, and is killed when the result is dropped.
     fn spawn(&self) -> Result<Child> {
         let mut command = Command::new("kubectl");
@@ -280,7 +280,7 @@ mod tests {
     fn calls_name_the_objects_of_the_installation() {
         let of = |namespace: &str, name: &str| Installation { namespace: namespace.into(), name: name.into() };
         let installation = of("network", "fl");
-        let line = |call: Call| call.arguments.join(" ");
+        let line = |call: KubectlCall| call.arguments.join(" ");
         assert_eq!(
             line(installation.frontends()),
             "--namespace network get endpointslices.discovery.k8s.io --selector kubernetes.io/service-name=fl \
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn files_in_memory_are_read_by_path() {
-        let mut connection = Connection::default();
+        let mut connection = KubectlConnection::default();
         let path = connection.file(b"token").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"token");
         assert_eq!(std::fs::read(path).unwrap(), b"token", "each time from the start");

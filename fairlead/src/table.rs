@@ -7,11 +7,11 @@ use runtime::printable;
 
 /// A table with a header line.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct TextTable {
     rows: Vec<Vec<String>>,
 }
 
-impl Table {
+impl TextTable {
     /// A table without rows.
     pub(crate) fn new(header: &[&str]) -> Self {
         Self { rows: vec![header.iter().map(|cell| (*cell).to_owned()).collect()] }
@@ -45,7 +45,7 @@ impl Table {
     }
 }
 
-impl Display for Table {
+impl Display for TextTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let mut widths = vec![0; columns];
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
-        let mut table = Table::new(&["NAME", "PORT"]);
+        let mut table = TextTable::new(&["NAME", "PORT"]);
         table.row(["default/web", "80"]);
         table.row(["a", ""]);
         table.row(["\u{1b}[2J\nb", "1"]);

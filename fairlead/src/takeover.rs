@@ -54,10 +54,10 @@ pub(crate) struct LeftoverObject {
 /// Everything of kube-proxy in the network namespace of the calling thread.
 #[derive(Debug)]
 pub(crate) struct Leftovers {
-    iptables: Vec<iptables::Removal>,
+    iptables: Vec<iptables::ChainRemoval>,
     nft: Vec<(IpFamily, Table)>,
     has_felix: bool,
-    ipvs: ipvs::Leftovers,
+    ipvs: ipvs::IpvsLeftovers,
 }
 
 impl LeftoverObject {
@@ -72,16 +72,16 @@ impl Leftovers {
     /// # Errors
     /// When a part of the kernel cannot be read. What is not installed or not loaded contains nothing.
     pub(crate) async fn find() -> Result<Self> {
-        let iptables = iptables::Removal::find().await?;
+        let iptables = iptables::ChainRemoval::find().await?;
         let mut handle = NftHandle::open()?;
         let nft = nft_tables(&mut handle, KUBE_PROXY_TABLE)?;
         let has_felix = !nft_tables(&mut handle, FELIX_TABLE)?.is_empty();
-        Ok(Self { iptables, nft, has_felix, ipvs: ipvs::Leftovers::find()? })
+        Ok(Self { iptables, nft, has_felix, ipvs: ipvs::IpvsLeftovers::find()? })
     }
 
     /// The objects that will be removed.
     pub(crate) fn objects(&self) -> Vec<LeftoverObject> {
-        let iptables = self.iptables.iter().flat_map(iptables::Removal::objects);
+        let iptables = self.iptables.iter().flat_map(iptables::ChainRemoval::objects);
         let nft = self.nft.iter().map(|(family, table)| {
             LeftoverObject::new("nf_tables", Some(*family), format!("table {} {}", table.family, table.name), 1)
         });

@@ -44,8 +44,8 @@ use crate::{
 };
 use other_modes::{OtherModes, StaleObjects};
 
-/// A backend process, apart from what its mode programs.
-struct BackendProcess<'a> {
+/// What the tasks of a backend process need, apart from the backend of its mode.
+struct BackendSetup<'a> {
     mode: Mode,
     other_modes: OtherModes,
     node_name: String,
@@ -144,7 +144,7 @@ fn spawn(
     let settings = DataplaneSettings::new(options, iptables, ipvs);
 
     let is_shadow = node.shadow;
-    let process = BackendProcess {
+    let process = BackendSetup {
         mode,
         other_modes: OtherModes::new(mode, &settings),
         node_name,
@@ -163,7 +163,7 @@ fn spawn(
     Ok(())
 }
 
-impl BackendProcess<'_> {
+impl BackendSetup<'_> {
     /// Starts the tasks of a backend that programs the kernel.
     fn spawn(self, backend: impl Backend, connect: impl Connect, tasks: &mut Tasks) {
         let ready = Ready::default();

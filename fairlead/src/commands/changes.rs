@@ -15,7 +15,7 @@ use super::view::RESPONSE_TIMEOUT;
 use crate::{
     cli::{ChangesArgs, NamespaceArgs},
     print,
-    table::Table,
+    table::TextTable,
 };
 
 /// Asks a frontend, and prints the changes.
@@ -49,8 +49,8 @@ pub(super) fn time_text(micros: u64) -> String {
     time.map_or_else(|| format!("{micros} us"), |time| format!("{time:.3}"))
 }
 
-fn table(changes: &[Change]) -> Table {
-    let mut table = Table::new(&["TIME", "REVISION", "SERVICE PORT", "CHANGE", "OBJECT", "VERSION", "MANAGER"]);
+fn table(changes: &[Change]) -> TextTable {
+    let mut table = TextTable::new(&["TIME", "REVISION", "SERVICE PORT", "CHANGE", "OBJECT", "VERSION", "MANAGER"]);
     for Change { at_micros, revision, service_port, summary, object, version, manager } in changes {
         let version = if *version == 0 { String::new() } else { version.to_string() };
         let time = time_text(*at_micros);

@@ -19,7 +19,7 @@ use crate::{
     instance::{Attempt, Holder, InstanceLock},
     modes::Mode,
     print,
-    table::Table,
+    table::TextTable,
     takeover::{LeftoverObject, Leftovers, kube_proxy_may_run, running_kube_proxies},
 };
 
@@ -254,7 +254,7 @@ impl CleanupReport {
         }
 
         let removed_from = if self.dry_run { "WOULD REMOVE FROM" } else { "REMOVED FROM" };
-        let mut table = Table::new(&[removed_from, "WHAT", "COUNT"]);
+        let mut table = TextTable::new(&[removed_from, "WHAT", "COUNT"]);
         for InstalledObject { subsystem, kind, count } in &self.removed {
             table.row([subsystem as &dyn Display, kind, count]);
         }

@@ -32,7 +32,7 @@ use self::{
     verdict::{ProbeResult, judge},
 };
 use super::{check::Level, view};
-use crate::{cli::TestArgs, exit_code::ExitCode, print, running_backend::RunningBackend, table::Table};
+use crate::{cli::TestArgs, exit_code::ExitCode, print, running_backend::RunningBackend, table::TextTable};
 
 /// How many VIPs are tested at the same time.
 const MAX_CONCURRENT_PROBES: usize = 16;
@@ -107,7 +107,7 @@ fn source_towards(address: IpAddr) -> Option<IpAddr> {
 
 impl ConnectivityReport {
     fn table(&self) -> String {
-        let mut table = Table::new(&["RESULT", "SERVICE PORT", "VIP", "EXPECTED", "OBSERVED", "SLOWEST"]);
+        let mut table = TextTable::new(&["RESULT", "SERVICE PORT", "VIP", "EXPECTED", "OBSERVED", "SLOWEST"]);
         for ProbeResult { verdict, service, address, expected, observed, slowest_us, .. } in &self.results {
             let slowest = format!("{:.1} ms", *slowest_us as f64 / 1_000.0);
             table.row([verdict as &dyn Display, service, address, expected, observed, &slowest]);

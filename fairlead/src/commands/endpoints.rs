@@ -17,7 +17,7 @@ use super::{
     services::{policy, vips},
     view::RESPONSE_TIMEOUT,
 };
-use crate::{cli::EndpointsArgs, print, table::Table};
+use crate::{cli::EndpointsArgs, print, table::TextTable};
 
 /// The frontend's response.
 #[derive(Debug, Serialize)]
@@ -86,7 +86,7 @@ impl EndpointsReport {
             port.write(&mut text);
         }
         if !self.problems.is_empty() {
-            let _ = write!(text, "\n{}", Table::of_problems(&self.problems));
+            let _ = write!(text, "\n{}", TextTable::of_problems(&self.problems));
         }
         text
     }
@@ -116,7 +116,7 @@ impl PortEndpoints {
             return;
         }
 
-        let mut table = Table::new(&["ENDPOINT", "ON NODE", "SLICE", "CLUSTER POOL", "LOCAL POOL"]);
+        let mut table = TextTable::new(&["ENDPOINT", "ON NODE", "SLICE", "CLUSTER POOL", "LOCAL POOL"]);
         for endpoint in &self.endpoints {
             let EndpointDecision { node, slice, cluster, local, .. } = endpoint;
             let node = node.as_deref().unwrap_or_default();

@@ -20,7 +20,7 @@ use crate::{
     config::{Document, yaml_error},
     exit_code::ExitCode,
     print,
-    table::Table,
+    table::TextTable,
 };
 
 /// The most bytes of objects in one request: the limit of a message, less the bytes around the objects.
@@ -143,7 +143,7 @@ fn table(plan: &PlanResponse) -> String {
         }
     }
     if !problems.is_empty() {
-        let _ = writeln!(text, "\n{}", Table::of_problems(problems));
+        let _ = writeln!(text, "\n{}", TextTable::of_problems(problems));
     }
     for object in ignored {
         let _ = writeln!(text, "not planned: {}", printable(object));

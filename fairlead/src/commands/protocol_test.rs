@@ -10,7 +10,7 @@ use crate::{
     cli::ProtocolTestArgs,
     exit_code::ExitCode,
     print::{self, OutputFormat},
-    table::Table,
+    table::TextTable,
 };
 
 /// Runs the scenarios, and prints their results.
@@ -47,14 +47,14 @@ pub(crate) async fn run(args: ProtocolTestArgs) -> Result<ExitCode> {
     Ok(ExitCode::of_check(report.count(Verdict::Fail) == 0))
 }
 
-fn scenario_table() -> Table {
+fn scenario_table() -> TextTable {
     let rows = SCENARIOS.iter().map(|it| [it.name.to_owned(), it.rule.to_owned(), it.link()]);
-    Table::of(&["SCENARIO", "RULE", "LINK"], rows)
+    TextTable::of(&["SCENARIO", "RULE", "LINK"], rows)
 }
 
 /// The table of results, the rules that were violated, and totals.
 fn render(report: &TestReport) -> String {
-    let mut table = Table::new(&["SCENARIO", "RESULT", "SECONDS", "SEEN"]);
+    let mut table = TextTable::new(&["SCENARIO", "RESULT", "SECONDS", "SEEN"]);
     for ScenarioResult { scenario, verdict, observed, seconds, .. } in &report.results {
         table.row([scenario as &dyn Display, verdict, &format_args!("{seconds:.1}"), observed]);
     }

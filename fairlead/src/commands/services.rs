@@ -10,7 +10,7 @@ use proto::model::{IpFamily, PoolClass, ServicePort, TrafficPolicy};
 use serde_json::{Value, json};
 
 use super::view;
-use crate::{cli::ServicesArgs, print, table::Table, takeover::ConnectionVerdict};
+use crate::{cli::ServicesArgs, print, table::TextTable, takeover::ConnectionVerdict};
 
 /// Prints the virtual servers of the kernel, or the first state that the frontend commits.
 pub(crate) async fn run(args: ServicesArgs) -> Result<()> {
@@ -31,7 +31,7 @@ pub(crate) async fn run(args: ServicesArgs) -> Result<()> {
     }
     print::value(args.output, &to_json(&state), || {
         let rows = state.service_ports().values().map(row);
-        Table::of(&["SERVICE PORT", "VIPS", "POLICY", "ENDPOINTS", "LOCAL"], rows)
+        TextTable::of(&["SERVICE PORT", "VIPS", "POLICY", "ENDPOINTS", "LOCAL"], rows)
     })
 }
 

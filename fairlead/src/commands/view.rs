@@ -14,7 +14,7 @@ use crate::{cli::FrontendAddressArgs, running_backend::RunningBackend};
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A stream of the role observer, and the state that it has committed.
-pub(crate) struct View {
+pub(crate) struct NodeView {
     session: Session,
     /// The number of the last commit or bookmark.
     number: u64,
@@ -30,7 +30,7 @@ pub(crate) async fn committed(frontend: &FrontendAddressArgs, node: &str) -> Res
 }
 
 async fn first_commit(frontend: &FrontendAddressArgs, node: &str) -> Result<NodeState> {
-    let mut view = View::open(frontend, node).await?;
+    let mut view = NodeView::open(frontend, node).await?;
     while !matches!(view.next().await?, ServerMessage::Batch(batch) if batch.commit) {}
     Ok(view.state)
 }
@@ -60,7 +60,7 @@ pub(crate) fn is_unknown(state: &NodeState, running: Option<&RunningBackend>) ->
     node.is_unknown() && running.is_none_or(|running| running.node != *node.name)
 }
 
-impl View {
+impl NodeView {
     /// Opens a stream for a node.
     pub(crate) async fn open(frontend: &FrontendAddressArgs, node: &str) -> Result<Self> {
         let mut grpc = frontend.grpc()?;

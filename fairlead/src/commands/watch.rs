@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{
     services::{self, join},
-    view::View,
+    view::NodeView,
 };
 use crate::{
     cli::ViewArgs,
@@ -16,7 +16,7 @@ use crate::{
 
 /// Follows the stream until the shutdown.
 pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
-    let mut view = View::open(&args.frontend, &args.node_name()?).await?;
+    let mut view = NodeView::open(&args.frontend, &args.node_name()?).await?;
     while let Some(message) = shutdown.run_until_started(view.next()).await {
         let message = message?;
         let Some(json) = to_json(&message) else { continue };

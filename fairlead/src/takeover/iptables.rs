@@ -21,7 +21,7 @@ use super::LeftoverObject;
 
 /// The objects to be removed from the rules of one IP family and variant.
 #[derive(Debug)]
-pub(crate) struct Removal {
+pub(crate) struct ChainRemoval {
     program: Program,
     tables: Vec<TableRemoval>,
     /// For the operator: which chains are kept and why, and what to check.
@@ -39,7 +39,7 @@ struct TableRemoval {
     kept: Vec<(String, String)>,
 }
 
-impl Removal {
+impl ChainRemoval {
     /// Reads the rules of every iptables that is installed.
     pub(crate) async fn find() -> Result<Vec<Self>> {
         save_all().await?.iter().map(Self::of).collect()

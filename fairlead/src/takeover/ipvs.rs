@@ -53,7 +53,7 @@ const FAIRLEAD_NODE_PORTS: [&str; 2] = ["FAIRLEAD-NODE-PORTS", "FAIRLEAD-6-NODE-
 type Sets = Vec<(IpFamily, String)>;
 
 /// kube-proxy's objects in the kernel.
-pub(crate) struct Observed {
+pub(crate) struct ObservedIpvs {
     pub(crate) servers: Vec<KubeProxyServer>,
     /// Whether the device exists, and is not Fairlead's.
     has_device: bool,
@@ -62,7 +62,7 @@ pub(crate) struct Observed {
 
 /// The objects of that mode, and what is done with them.
 #[derive(Debug)]
-pub(crate) struct Leftovers {
+pub(crate) struct IpvsLeftovers {
     idle: Vec<KubeProxyServer>,
     busy: Vec<KubeProxyServer>,
     /// Whether the device exists, and is not needed any more.
@@ -71,9 +71,9 @@ pub(crate) struct Leftovers {
     sets: Sets,
 }
 
-impl Leftovers {
+impl IpvsLeftovers {
     pub(crate) fn find() -> Result<Self> {
-        let Observed { servers, has_device, sets } = observe()?;
+        let ObservedIpvs { servers, has_device, sets } = observe()?;
         Ok(Self::new(servers, has_device, sets))
     }
 
@@ -151,7 +151,7 @@ impl Leftovers {
 }
 
 /// Reads kube-proxy's objects, and changes nothing.
-pub(crate) fn observe() -> Result<Observed> {
+pub(crate) fn observe() -> Result<ObservedIpvs> {
     let mut links = rtnl::addresses_by_link().context("list the addresses of the links")?;
     let on_device = links.remove(IPVS_DEVICE);
     let local: HashSet<IpAddr> = links.into_values().flatten().collect();
@@ -190,7 +190,7 @@ pub(crate) fn observe() -> Result<Observed> {
             }
         }
     }
-    Ok(Observed { servers, has_device: device.is_some(), sets })
+    Ok(ObservedIpvs { servers, has_device: device.is_some(), sets })
 }
 
 fn entries(ipset: &mut ipset::IpsetHandle, set: &str) -> Result<Vec<ipset::IpsetEntry>> {

@@ -68,12 +68,12 @@ struct StaleMode {
     /// The IP families that they serve: of mode ipvs those of its virtual servers, because its sets and chains are
     /// always of both families.
     families: Vec<IpFamily>,
-    removal: Removal,
+    removal: RemovalMethod,
 }
 
 /// How the objects of a mode are removed.
 #[derive(Debug)]
-enum Removal {
+enum RemovalMethod {
     Nftables,
     Iptables {
         program: Program,
@@ -229,13 +229,13 @@ impl OtherModes {
 
             match of_ipvs {
                 Ok(0) => {}
-                Ok(count) => found.push(StaleMode::chains(count, program, Removal::IpvsChains(saved))),
+                Ok(count) => found.push(StaleMode::chains(count, program, RemovalMethod::IpvsChains(saved))),
                 Err(error) => result = Err(error),
             }
             match of_iptables {
                 Ok(OwnChains { count: 0, .. }) => {}
                 Ok(OwnChains { count, kept }) => {
-                    found.push(StaleMode::chains(count, program, Removal::Iptables { program, kept }));
+                    found.push(StaleMode::chains(count, program, RemovalMethod::Iptables { program, kept }));
                 }
                 Err(error) => result = Err(error),
             }
@@ -295,7 +295,7 @@ impl StaleMode {
             count: tables.len(),
             objects: tables.join(", "),
             families,
-            removal: Removal::Nftables,
+            removal: RemovalMethod::Nftables,
         }
     }
 
@@ -307,14 +307,14 @@ impl StaleMode {
             count: objects.iter().map(|object| object.count).sum(),
             objects: described.join(", "),
             families,
-            removal: Removal::Ipvs,
+            removal: RemovalMethod::Ipvs,
         }
     }
 
     /// Chains in the rules of one iptables program.
-    fn chains(count: usize, program: Program, removal: Removal) -> Self {
+    fn chains(count: usize, program: Program, removal: RemovalMethod) -> Self {
         let label = match (&removal, program.variant) {
-            (Removal::IpvsChains(_), _) => "ipvs",
+            (RemovalMethod::IpvsChains(_), _) => "ipvs",
             (_, Variant::Nft) => "iptables-nft",
             (_, Variant::Legacy) => "iptables-legacy",
         };
@@ -330,7 +330,7 @@ impl StaleMode {
     /// kept.
     async fn remove(&self, served: &[IpFamily], loopback: LoopbackRouting, exclude: &[IpNet]) -> Result<u64> {
         match &self.removal {
-            Removal::Nftables => {
+            RemovalMethod::Nftables => {
                 let is_served = |family: &IpFamily| served.contains(family);
                 let families: Vec<_> = self.families.iter().copied().filter(is_served).collect();
                 backend_nft::remove(&families).await.context("delete the tables of mode nftables")?;
@@ -338,18 +338,18 @@ impl StaleMode {
             _ if !self.is_served_by(served) => {
                 warn!(mode = self.label, "this backend does not serve an IP family that another mode serves");
             }
-            Removal::Iptables { program, kept } => {
+            RemovalMethod::Iptables { program, kept } => {
                 let removed = backend_iptables::remove(*program, loopback).await;
                 removed.with_context(|| format!("remove the chains of {program}"))?;
                 if !kept.is_empty() {
                     warn!(%program, chains = ?kept, "emptied chains that rules of other programs use");
                 }
             }
-            Removal::IpvsChains(saved) => {
+            RemovalMethod::IpvsChains(saved) => {
                 let removed = backend_ipvs::remove_chains(saved).await;
                 removed.with_context(|| format!("remove the chains of mode ipvs with {}", saved.program))?;
             }
-            Removal::Ipvs => {
+            RemovalMethod::Ipvs => {
                 return backend_ipvs::retire(exclude.to_vec()).await.context("remove the objects of mode ipvs");
             }
         }

@@ -21,7 +21,7 @@ use serde::Serialize;
 use crate::{
     commands::services::verdict,
     modes::Mode,
-    table::Table,
+    table::TextTable,
     takeover::{ConnectionVerdict, KubeProxyRules, VipKey, VipRules, kube_proxy_rules},
 };
 
@@ -200,8 +200,8 @@ impl KubeProxyReport {
     }
 }
 
-fn table(first: &str, differences: &[VipDifference]) -> Table {
-    Table::of(&[first, "VIP", "FROM", "KUBE-PROXY", "FAIRLEAD"], differences.iter().map(VipDifference::cells))
+fn table(first: &str, differences: &[VipDifference]) -> TextTable {
+    TextTable::of(&[first, "VIP", "FROM", "KUBE-PROXY", "FAIRLEAD"], differences.iter().map(VipDifference::cells))
 }
 
 impl VipDifference {

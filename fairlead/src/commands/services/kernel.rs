@@ -13,7 +13,7 @@ use super::join;
 use crate::{
     commands::changes::time_text,
     print::{self, OutputArgs},
-    table::Table,
+    table::TextTable,
 };
 
 /// Printed instead of an empty table.
@@ -33,9 +33,9 @@ pub(super) async fn run(output: OutputArgs) -> Result<()> {
 }
 
 /// A row for each destination. Each names its virtual server, so that lines can be searched.
-fn table(servers: &[VirtualServer]) -> Table {
+fn table(servers: &[VirtualServer]) -> TextTable {
     let mut table =
-        Table::new(&["VIRTUAL SERVER", "VIPS", "SCHEDULER", "DESTINATION", "WEIGHT", "ACTIVE", "INACTIVE", "STATE"]);
+        TextTable::new(&["VIRTUAL SERVER", "VIPS", "SCHEDULER", "DESTINATION", "WEIGHT", "ACTIVE", "INACTIVE", "STATE"]);
     for server in servers {
         let at = match server.at {
             VirtualServerKey::Address(_, address) => format!("{} {address}", server.protocol),

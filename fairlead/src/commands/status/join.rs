@@ -70,7 +70,7 @@ pub(super) enum NodeHealth {
 
 /// Why a node does not count as programmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Missing {
+pub(super) enum MissingPart {
     Stream,
     Backend,
     Revision,
@@ -184,7 +184,7 @@ impl Overview {
 
     /// Whether the answers have the stream of every node, so that a revision can be said to be on all of them.
     pub(super) fn has_all_nodes(&self) -> bool {
-        let lacks_backend = |row: &NodeRow| matches!(row.missing(), Some(Missing::Stream | Missing::Backend));
+        let lacks_backend = |row: &NodeRow| matches!(row.missing(), Some(MissingPart::Stream | MissingPart::Backend));
         !self.nodes.iter().any(lacks_backend)
     }
 
@@ -224,12 +224,12 @@ impl NodeRow {
     }
 
     /// What the node lacks of the current revision of its frontend; `None` if its kernel has all of it.
-    pub(super) fn missing(&self) -> Option<Missing> {
+    pub(super) fn missing(&self) -> Option<MissingPart> {
         match self.state {
-            NodeHealth::Absent | NodeHealth::Elsewhere => Some(Missing::Stream),
-            NodeHealth::Shadow => Some(Missing::Backend),
-            _ if self.revisions_behind > 0 || self.status.programmed_revision == 0 => Some(Missing::Revision),
-            _ if self.status.failure_count > 0 || !self.status.degraded.is_empty() => Some(Missing::ServicePorts),
+            NodeHealth::Absent | NodeHealth::Elsewhere => Some(MissingPart::Stream),
+            NodeHealth::Shadow => Some(MissingPart::Backend),
+            _ if self.revisions_behind > 0 || self.status.programmed_revision == 0 => Some(MissingPart::Revision),
+            _ if self.status.failure_count > 0 || !self.status.degraded.is_empty() => Some(MissingPart::ServicePorts),
             NodeHealth::Behind | NodeHealth::Degraded | NodeHealth::Failing | NodeHealth::Healthy => None,
         }
     }

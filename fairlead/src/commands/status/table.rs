@@ -11,10 +11,10 @@ use proto::{
     v1::{self, DrainState, EndingPod, StatusResponse, WatchPhase, WatchStatus},
 };
 
-use super::join::{Missing, NodeHealth, NodeRow, Overview, Scope, unconfirmed};
+use super::join::{MissingPart, NodeHealth, NodeRow, Overview, Scope, unconfirmed};
 use crate::{
     cli::{SHOWN_NODES, StatusArgs},
-    table::Table,
+    table::TextTable,
 };
 
 const NOT_CONNECTED_HERE: &str = "not connected to this replica";
@@ -47,7 +47,7 @@ fn nodes(text: &mut String, overview: &Overview, shown: usize) {
         header.push("FRONTEND");
     }
 
-    let mut table = Table::new(&header);
+    let mut table = TextTable::new(&header);
     for row in overview.nodes.iter().take(shown) {
         let mut cells = cells(row).to_vec();
         if has_several_frontends {
@@ -144,7 +144,7 @@ fn failures(text: &mut String, overview: &Overview) {
         return;
     }
 
-    let mut table = Table::new(&["REJECTED", "RETRIED", "REASON"]);
+    let mut table = TextTable::new(&["REJECTED", "RETRIED", "REASON"]);
     for failure in failures {
         let retried = if failure.retryable { "yes" } else { "no" };
         table.row([&*key(failure.key.as_ref()), retried, &failure.reason]);
@@ -158,7 +158,7 @@ fn ending_pods(text: &mut String, overview: &Overview) {
         return;
     }
 
-    let mut table = Table::new(&["DRAINING POD", "ENDING", "SERVICES", "WAITS FOR"]);
+    let mut table = TextTable::new(&["DRAINING POD", "ENDING", "SERVICES", "WAITS FOR"]);
     for pod in &overview.ending_pods {
         let since = short(pod.ending_micros);
         table.row([addresses(pod).join(","), since, pod.services.join(","), waits_for(pod)]);
@@ -195,7 +195,7 @@ fn problems(text: &mut String, overview: &Overview) {
         }
     }
     if !problems.is_empty() {
-        let _ = writeln!(text, "{}", Table::of_problems(problems));
+        let _ = writeln!(text, "{}", TextTable::of_problems(problems));
     }
 }
 
@@ -204,7 +204,7 @@ fn watches(text: &mut String, overview: &Overview) {
     if overview.frontends.iter().all(|(_, status)| status.watches.is_empty()) {
         return;
     }
-    let mut table = Table::new(&["FRONTEND", "KIND", "CONFIRMED", "LISTS", "FAILURES", "LAST ERROR"]);
+    let mut table = TextTable::new(&["FRONTEND", "KIND", "CONFIRMED", "LISTS", "FAILURES", "LAST ERROR"]);
     for (address, status) in &overview.frontends {
         for watch in &status.watches {
             let WatchStatus { kind, lists, failures, last_error, .. } = watch;
@@ -272,10 +272,10 @@ fn programmed(overview: &Overview) -> String {
 
     let mut separator = "; ";
     for (missing, one, several) in [
-        (Missing::Stream, "has no stream", "have no stream"),
-        (Missing::Backend, "has only a shadow", "have only a shadow"),
-        (Missing::Revision, "has an older revision", "have an older revision"),
-        (Missing::ServicePorts, "rejects service ports", "reject service ports"),
+        (MissingPart::Stream, "has no stream", "have no stream"),
+        (MissingPart::Backend, "has only a shadow", "have only a shadow"),
+        (MissingPart::Revision, "has an older revision", "have an older revision"),
+        (MissingPart::ServicePorts, "rejects service ports", "reject service ports"),
     ] {
         let count = lacking.iter().filter(|lacks| **lacks == Some(missing)).count();
         if count > 0 {

@@ -149,7 +149,7 @@ fn similar_names_are_not_kube_proxys() {
 #[test]
 fn a_note_warns_when_forwarding_depends_on_kube_proxy() {
     let program = Program::new(IpFamily::V4, Variant::Nft);
-    let notes = |rules: &str| Removal::new(program, &Ruleset::parse(rules).unwrap()).notes.len();
+    let notes = |rules: &str| ChainRemoval::new(program, &Ruleset::parse(rules).unwrap()).notes.len();
     let rules = all(IpFamily::V4);
     assert_eq!(notes(&rules), 0);
     assert_eq!(notes(&rules.replace(":FORWARD ACCEPT", ":FORWARD DROP")), 1);

@@ -19,7 +19,7 @@ fn sets(names: &[&str]) -> Vec<(IpFamily, String)> {
     names.iter().map(|name| (names::family(name).unwrap(), (*name).to_owned())).collect()
 }
 
-fn counted(leftovers: &Leftovers) -> Vec<(String, usize)> {
+fn counted(leftovers: &IpvsLeftovers) -> Vec<(String, usize)> {
     leftovers.objects().into_iter().map(|object| (object.kind, object.count)).collect()
 }
 
@@ -110,7 +110,7 @@ fn idle_virtual_servers_are_removed_with_device_and_sets() {
         server(Protocol::Udp, "10.96.0.10:53", ServerKind::OnDevice, 0, 7),
         server(Protocol::Tcp, "172.16.0.11:30080", ServerKind::NodePort, 0, 0),
     ];
-    let all = Leftovers::new(servers, true, sets(&["KUBE-NODE-PORT-TCP", "KUBE-6-IPVS-IPS"]));
+    let all = IpvsLeftovers::new(servers, true, sets(&["KUBE-NODE-PORT-TCP", "KUBE-6-IPVS-IPS"]));
     assert_eq!(all.notes(), [""; 0]);
     let expected = [
         ("IPv4 virtual server on kube-ipvs0", 2),
@@ -121,7 +121,7 @@ fn idle_virtual_servers_are_removed_with_device_and_sets() {
         ("set KUBE-6-IPVS-IPS", 1),
     ];
     assert_eq!(counted(&all), expected.map(|(object, count)| (object.to_owned(), count)));
-    assert_eq!(counted(&Leftovers::new(vec![], false, vec![])), []);
+    assert_eq!(counted(&IpvsLeftovers::new(vec![], false, vec![])), []);
 }
 
 #[test]
@@ -129,12 +129,12 @@ fn objects_with_connections_are_kept() {
     let names = ["KUBE-NODE-PORT-TCP", "KUBE-CLUSTER-IP", "KUBE-6-NODE-PORT-TCP"];
     // With connections to an address on the device, the device is kept, and no set.
     let on_device = server(Protocol::Tcp, "10.96.0.10:80", ServerKind::OnDevice, 2, 1);
-    let leftovers = Leftovers::new(vec![on_device], true, sets(&names));
+    let leftovers = IpvsLeftovers::new(vec![on_device], true, sets(&names));
     assert_eq!((leftovers.deletes_device, leftovers.sets.len()), (false, 3));
     assert!(leftovers.notes()[0].starts_with("IPVS has 3 connections to tcp 10.96.0.10:80; "));
     // With connections to a node port, the sets of its family with node ports are kept, and not the device.
     let half_closed = server(Protocol::Tcp, "172.16.0.11:30080", ServerKind::NodePort, 0, 1);
-    let leftovers = Leftovers::new(vec![half_closed.clone(), half_closed], true, sets(&names));
+    let leftovers = IpvsLeftovers::new(vec![half_closed.clone(), half_closed], true, sets(&names));
     assert!(leftovers.deletes_device);
     assert_eq!(leftovers.sets, sets(&["KUBE-CLUSTER-IP", "KUBE-6-NODE-PORT-TCP"]));
     assert!(leftovers.notes()[0].contains("172.16.0.11:30080 and 1 more; "));
@@ -143,7 +143,7 @@ fn objects_with_connections_are_kept() {
 #[test]
 fn device_and_sets_are_removed_on_a_kernel_without_ipvs() {
     in_netns(|| {
-        assert_eq!(Leftovers::find().unwrap().objects(), []);
+        assert_eq!(IpvsLeftovers::find().unwrap().objects(), []);
         for name in [IPVS_DEVICE, "not-kube-ipvs0"] {
             run("ip", &["link", "add", name, "type", "veth", "peer", "name", &name.replace("ipvs0", "x")], "");
         }
@@ -154,7 +154,7 @@ fn device_and_sets_are_removed_on_a_kernel_without_ipvs() {
              create KUBE-ROUTER-PODS hash:ip\ncreate KUBE-LOOP-BACK hash:ip\ncreate others list:set\n\
              add others KUBE-LOOP-BACK\n",
         );
-        let found = Leftovers::find().unwrap();
+        let found = IpvsLeftovers::find().unwrap();
         let expected = ["device kube-ipvs0", "set KUBE-CLUSTER-IP", "set KUBE-LOOP-BACK", "set KUBE-6-CLUSTER-IP"];
         assert_eq!(counted(&found), expected.map(|object| (object.to_owned(), 1)));
         assert_eq!(
@@ -162,7 +162,7 @@ fn device_and_sets_are_removed_on_a_kernel_without_ipvs() {
             [set_object(IpFamily::V4, "KUBE-LOOP-BACK")],
             "a set of another program contains it"
         );
-        assert_eq!(counted(&Leftovers::find().unwrap()), [("set KUBE-LOOP-BACK".to_owned(), 1)]);
+        assert_eq!(counted(&IpvsLeftovers::find().unwrap()), [("set KUBE-LOOP-BACK".to_owned(), 1)]);
         assert_eq!(run("ipset", &["list", "-name"], ""), "KUBE-ROUTER-PODS\nKUBE-LOOP-BACK\nothers\n");
         assert!(rtnl::addresses_by_link().unwrap().contains_key("not-kube-ipvs0"));
     });
@@ -177,9 +177,9 @@ fn device_of_fairleads_ipvs_backend_is_not_kube_proxys() {
             &["restore"],
             "create FAIRLEAD-6-VIPS hash:ip,port family inet6\ncreate KUBE-CLUSTER-IP hash:ip,port\n",
         );
-        assert_eq!(counted(&Leftovers::find().unwrap()), [("set KUBE-CLUSTER-IP".to_owned(), 1)]);
+        assert_eq!(counted(&IpvsLeftovers::find().unwrap()), [("set KUBE-CLUSTER-IP".to_owned(), 1)]);
         run("ipset", &["destroy", "FAIRLEAD-6-VIPS"], "");
         let expected = ["device kube-ipvs0", "set KUBE-CLUSTER-IP"];
-        assert_eq!(counted(&Leftovers::find().unwrap()), expected.map(|object| (object.to_owned(), 1)));
+        assert_eq!(counted(&IpvsLeftovers::find().unwrap()), expected.map(|object| (object.to_owned(), 1)));
     });
 }
