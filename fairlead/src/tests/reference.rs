@@ -33,7 +33,11 @@ fn header(names: &[&str]) -> String {
 }
 
 fn code(text: &str) -> String {
-    if text.is_empty() { String::new() } else { format!("`{text}`") }
+    match text {
+        "" => String::new(),
+        text if text.contains('`') => format!("`` {text} ``"),
+        text => format!("`{text}`"),
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ const REFUSED: &str = "## Refused objects and fields
 
 ";
 
-/// An error type: each variant is a row.
+/// An error type: each variant has a message.
 struct ErrorType {
     file: &'static str,
     name: &'static str,
@@ -41,7 +41,8 @@ const TYPES: &[ErrorType] = &[
         name: "AuthnError",
         heading: "Client authentication failed",
         fix: "The call fails with `UNAUTHENTICATED`, or `UNAVAILABLE` for temporary errors. A backend logs it and \
-              retries. Compare the flags of both sides with [credentials.md](../credentials.md).",
+              retries. Compare the flags of both sides with [credentials.md](../credentials.md). A certificate has to \
+              name a node or an `--admin-identity`.",
     },
     ErrorType {
         file: "frontend/src/identity.rs",
@@ -156,16 +157,9 @@ const REJECTIONS: &[MessageSource] = &[
 pub(super) fn page() -> String {
     let mut page = INTRO.to_owned();
     for ErrorType { file, name, heading, fix } in TYPES {
-        let rows = variants(&source(file), name);
-        assert!(!rows.is_empty(), "{file} has no type {name}");
-        let _ = write!(page, "## {heading}\n\n{fix}\n\n");
-        if rows.iter().all(|(_, cause)| cause.is_empty()) {
-            rows.iter().for_each(|(message, _)| page.push_str(&format!("- {}\n", code(message))));
-        } else {
-            page.push_str(&header(&["message", "cause"]));
-            rows.iter().for_each(|(message, cause)| page.push_str(&row(&[&code(message), cause])));
-        }
-        page.push('\n');
+        let messages = variants(&source(file), name);
+        assert!(!messages.is_empty(), "{file} has no type {name}");
+        list(heading, fix, &messages, &mut page);
     }
 
     page.push_str(REFUSED);
@@ -177,32 +171,27 @@ pub(super) fn page() -> String {
     page.push('\n');
 
     for MessageSource { path, marks, heading, fix } in REJECTIONS {
-        let messages = messages(path, marks);
+        let messages: Vec<_> = messages(path, marks).into_iter().collect();
         assert!(!messages.is_empty(), "{path} has no such message");
-        let _ = write!(page, "## {heading}\n\n{fix}\n\n");
-        messages.iter().for_each(|message| page.push_str(&format!("- {}\n", code(message))));
-        page.push('\n');
+        list(heading, fix, &messages, &mut page);
     }
     page
 }
 
-/// The message and the doc comment of each variant, except transparent ones.
-fn variants(source: &str, name: &str) -> Vec<(String, String)> {
+/// A section with messages that have one fix.
+fn list(heading: &str, fix: &str, messages: &[String], page: &mut String) {
+    let _ = write!(page, "## {heading}\n\n{fix}\n\n");
+    messages.iter().for_each(|message| page.push_str(&format!("- {}\n", code(message))));
+    page.push('\n');
+}
+
+/// The message of each variant, except transparent ones.
+fn variants(source: &str, name: &str) -> Vec<String> {
     let start = format!("enum {name} {{");
+    // A long message stands on a line of its own.
+    let source = source.replace("#[error(\n        ", "#[error(");
     let body = source.lines().skip_while(|line| !line.ends_with(&start)).skip(1).take_while(|line| *line != "}");
-    let (mut cause, mut rows) = (Vec::new(), Vec::new());
-    for line in body.filter(|line| line.starts_with("    ") && !line.starts_with("     ")) {
-        let line = line.trim();
-        if let Some(text) = line.strip_prefix("/// ") {
-            cause.push(text);
-        } else if let Some(message) = line.strip_prefix("#[error(").and_then(literal) {
-            rows.push((message, cause.join(" ")));
-            cause.clear();
-        } else if !line.starts_with('#') {
-            cause.clear();
-        }
-    }
-    rows
+    body.filter_map(|line| literal(line.strip_prefix("    #[error(")?)).collect()
 }
 
 /// The messages of a file or directory.
