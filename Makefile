@@ -229,10 +229,13 @@ soak: ### a cluster under load: nothing may grow or break; HOURS=1 STREAMS=5000
 	$(bench_build)
 	$(ROOT) $(TARGET_DIR)/release/bench soak $(or $(HOURS),1) $(or $(STREAMS),5000)
 
-bench-peer: ### measure Fairlead beside KUBE_PROXY=/path/to/kube-proxy
-	@[ -x '$(KUBE_PROXY)' ] || { echo 'Set KUBE_PROXY to the path of a kube-proxy binary.'; exit 2; }
+bench-peer: ### Fairlead beside kube-proxy: KUBERNETES=/path/to/programs, KUBE_PROXY="LABEL=/path ...", SERVICES, ENDPOINTS
+	@[ -x '$(KUBERNETES)/kube-apiserver' ] && [ -x '$(KUBERNETES)/kube-proxy' ] || \
+		{ echo 'Set KUBERNETES to a directory with the kube-apiserver and kube-proxy of a release.'; exit 2; }
+	@.ci/setup bench-peer
 	$(bench_build)
-	$(ROOT) $(TARGET_DIR)/release/bench --kube-proxy $(KUBE_PROXY)
+	@. .ci/tools && $(ROOT) $(TARGET_DIR)/release/bench peer '$(KUBERNETES)' "$$tool_dir/etcd/usr/bin/etcd" \
+		--services $(or $(SERVICES),10000) --endpoints $(or $(ENDPOINTS),10) $(KUBE_PROXY)
 
 bench-rollouts: ### measure rollouts with and without the drain barrier; ROLLOUTS=200 STREAMS=5000
 	$(bench_build)

@@ -6,7 +6,6 @@ use std::{
     fmt::Write as _,
     fs,
     net::Ipv4Addr,
-    path::PathBuf,
     thread,
     time::{Duration, Instant},
 };
@@ -19,6 +18,7 @@ use crate::{
     lab::{DEADLINE, Lab, stop},
     manifests::Manifests,
     report::{Goal, Report},
+    scale::process::thread_times,
 };
 
 const SERVICES: u32 = 10_000;
@@ -123,15 +123,9 @@ fn fill(netns: &Netns, protocol: Protocol, entries: u32, manifests: &Manifests) 
 }
 
 fn cpu_times(process: &Process) -> Result<CpuTimes> {
-    let tasks = PathBuf::from(format!("/proc/{}/task", process.pid()));
     let mut times = CpuTimes::new();
-    for task in fs::read_dir(&tasks).with_context(|| format!("list {}", tasks.display()))? {
-        let task = task.context("list the threads of the backend")?.path();
-        let name = fs::read_to_string(task.join("comm")).context("read the name of a thread")?;
-        let statistics = fs::read_to_string(task.join("schedstat")).context("read the CPU time of a thread")?;
-        let nanoseconds = statistics.split_whitespace().next().and_then(|field| field.parse().ok());
-        let time = Duration::from_nanos(nanoseconds.with_context(|| format!("no CPU time in {statistics:?}"))?);
-        *times.entry(name.trim_end().to_owned()).or_default() += time;
+    for (name, time) in thread_times(process)?.into_values() {
+        *times.entry(name).or_default() += time;
     }
     Ok(times)
 }

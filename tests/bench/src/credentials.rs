@@ -62,13 +62,25 @@ impl Credentials {
         let node = |number: u32| {
             let name = format!("system:node:{}", node_name(number));
             let (certificate, key) = self.authority.sign(&name, "system:nodes", &[]);
-            let certificate = CertificateDer::from_pem_slice(certificate.as_bytes())?;
-            let key = PrivateKeyDer::from_pem_slice(key.as_bytes())?;
-            let mut config = self.roots().with_client_auth_cert(vec![certificate], key)?;
+            let mut config = self.client_of(&certificate, &key)?;
             config.alpn_protocols = vec![b"h2".to_vec()];
             Ok(Arc::new(config))
         };
         (0..count).map(node).collect()
+    }
+
+    /// A client with the certificate that [`Self::sign`] has written to this file.
+    pub(crate) fn client(&self, file: &str) -> Result<Arc<ClientConfig>> {
+        let [certificate, key] = ["crt", "key"].map(|extension| self.directory.join(format!("{file}.{extension}")));
+        let certificate = fs::read_to_string(certificate).context("read a certificate")?;
+        let key = fs::read_to_string(key).context("read a key")?;
+        Ok(Arc::new(self.client_of(&certificate, &key)?))
+    }
+
+    fn client_of(&self, certificate: &str, key: &str) -> Result<ClientConfig> {
+        let certificate = CertificateDer::from_pem_slice(certificate.as_bytes())?;
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes())?;
+        Ok(self.roots().with_client_auth_cert(vec![certificate], key)?)
     }
 
     fn roots(&self) -> rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert> {
@@ -89,7 +101,7 @@ impl Credentials {
     }
 
     /// Writes `<file>.crt` and `<file>.key`.
-    fn sign(&self, file: &str, name: &str, organization: &str, hosts: &[&str]) -> Result<()> {
+    pub(crate) fn sign(&self, file: &str, name: &str, organization: &str, hosts: &[&str]) -> Result<()> {
         let (certificate, key) = self.authority.sign(name, organization, hosts);
         fs::write(self.directory.join(format!("{file}.crt")), certificate).context("write a certificate")?;
         fs::write(self.directory.join(format!("{file}.key")), key).context("write a key")

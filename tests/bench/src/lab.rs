@@ -2,10 +2,12 @@
 
 use std::{
     env,
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     fs,
+    net::IpAddr,
     path::{Path, PathBuf},
     process::Command,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -24,7 +26,9 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 
 /// A namespace, and a directory for all files.
 pub(crate) struct Lab {
-    cluster: Cluster,
+    cluster: Arc<Cluster>,
+    /// The number of the node in the cluster, whose namespace this is.
+    node: usize,
     program: PathBuf,
     directory: TempDir,
 }
@@ -40,11 +44,24 @@ pub(crate) struct Memory {
 
 impl Lab {
     pub(crate) fn new() -> Result<Self> {
+        Self::connected(1)?.pop().context("one namespace")
+    }
+
+    /// So many namespaces that reach each other.
+    pub(crate) fn connected(count: u8) -> Result<Vec<Self>> {
         let program = env::current_exe().context("find this program")?.with_file_name("fairlead");
         ensure!(program.is_file(), "no {}: build it first", program.display());
-        let directory = tempfile::tempdir().context("make a temporary directory")?;
-        let cluster = Cluster::builder().nodes(1).pods_per_node(0).ports(&[]).start();
-        Ok(Self { cluster, program, directory })
+        let cluster = Arc::new(Cluster::builder().nodes(count).pods_per_node(0).ports(&[]).start());
+        let lab = |node| {
+            let directory = tempfile::tempdir().context("make a temporary directory")?;
+            Ok(Self { cluster: cluster.clone(), node, program: program.clone(), directory })
+        };
+        (0..count.into()).map(lab).collect()
+    }
+
+    /// The address at which the other namespaces reach this one.
+    pub(crate) fn address(&self) -> IpAddr {
+        self.cluster.nodes()[self.node].address.v4.into()
     }
 
     /// A path in the directory.
@@ -66,14 +83,14 @@ impl Lab {
     }
 
     pub(crate) fn spawn_frontend(&self, manifests: &Manifests) -> Process {
-        let mut command = self.command(&["frontend", "--listen", &self.address()]);
+        let mut command = self.command(&["frontend", "--listen", &self.frontend_address()]);
         command.arg("--manifests").arg(manifests.directory());
         self.spawn(command, "frontend.log")
     }
 
     /// On the API of [`Self::kubeconfig`].
     pub(crate) fn spawn_frontend_on_api(&self) -> Process {
-        let mut command = self.command(&["frontend", "--listen", &self.address()]);
+        let mut command = self.command(&["frontend", "--listen", &self.frontend_address()]);
         command.arg("--kubeconfig").arg(self.kubeconfig());
         self.spawn(command, "frontend-on-api.log")
     }
@@ -94,10 +111,21 @@ impl Lab {
         self.spawn(self.backend(), "backend.log")
     }
 
+    /// Starts the backend of a node whose frontend is elsewhere. `credentials`: flags.
+    pub(crate) fn spawn_backend_of(&self, frontend: &str, node: &str, credentials: &[OsString]) -> Process {
+        let mut command = self.backend_of(frontend, node);
+        command.args(credentials);
+        self.spawn(command, "backend.log")
+    }
+
     fn backend(&self) -> Command {
-        let mut command = self.command(&["backend", "nftables", "--frontend", &self.address()]);
+        self.backend_of(&self.frontend_address(), NODE)
+    }
+
+    fn backend_of(&self, frontend: &str, node: &str) -> Command {
+        let mut command = self.command(&["backend", "nftables", "--frontend", frontend]);
         command.envs([BACKEND_ENVIRONMENT]);
-        command.args(["--node-name", NODE, "--cluster-cidr", CLUSTER_CIDR]);
+        command.args(["--node-name", node, "--cluster-cidr", CLUSTER_CIDR]);
         command.arg("--state-dir").arg(self.path("state")).arg("--conntrack-max-per-core=0");
         command
     }
@@ -144,10 +172,10 @@ impl Lab {
 
     /// The node's namespace.
     pub(crate) fn netns(&self) -> &Netns {
-        &self.cluster.node('a').netns
+        &self.cluster.nodes()[self.node].netns
     }
 
-    fn address(&self) -> String {
+    fn frontend_address(&self) -> String {
         format!("unix:{}", self.path("frontend.sock").display())
     }
 
@@ -204,6 +232,18 @@ pub(crate) fn memory(process: &Process) -> Result<Memory> {
 pub(crate) fn unreclaimable() -> Result<u64> {
     let [unreclaimable] = kilobytes(Path::new("/proc/meminfo"), ["SUnreclaim"])?;
     Ok(unreclaimable)
+}
+
+/// The kernel's memory for its own tables, of the whole machine, in kB: in slabs, and large ones outside of them.
+pub(crate) fn kernel_memory() -> Result<u64> {
+    let [unreclaimable, mapped] = kilobytes(Path::new("/proc/meminfo"), ["SUnreclaim", "VmallocUsed"])?;
+    Ok(unreclaimable + mapped)
+}
+
+/// All memory of this machine, in kB.
+pub(crate) fn memory_of_machine() -> Result<u64> {
+    let [memory] = kilobytes(Path::new("/proc/meminfo"), ["MemTotal"])?;
+    Ok(memory)
 }
 
 /// Numbers of a file of `/proc` with a line `NAME: NUMBER kB` for each.

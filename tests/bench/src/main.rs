@@ -8,7 +8,8 @@
 //!   bench scale --nodes 10000 --streams 5000   one of two replicas of a larger one
 //!   bench scale --tls           each node over TLS, with a certificate of its own
 //!   bench adversary --backend iptables
-//!   bench --kube-proxy PATH     beside kube-proxy in nftables mode; PATH is its binary
+//!   bench peer PROGRAMS ETCD    beside kube-proxy in nftables mode, on a real API server; PROGRAMS is a directory
+//!                               with kube-apiserver and kube-proxy; --services N, --endpoints N, LABEL=KUBE_PROXY
 //!   bench resets                clients of a pod whose node goes; not a part of everything
 //!   bench rollouts 200 5000     rollouts of ten pods beside 5,000 streams; not a part of everything
 //!   bench soak HOURS STREAMS    not a measurement: what grows or breaks in that time fails it
@@ -28,7 +29,7 @@
 //! | `resets` | how long clients of a pod whose node goes wait for their reset |
 //! | `rollouts` | failed connections of rollouts with and without the barrier, and the wait of each pod |
 //! | `soak` | whether memory or kernel objects grow, or connections break, in hours of load |
-//! | `peer` | Fairlead and kube-proxy beside each other |
+//! | `peer` | Fairlead and kube-proxies beside each other, on a real API server |
 //! | `manifests`, `api_server`, `credentials`, `lab`, `worker`, `report` | nothing; they are shared by the others |
 //!
 //! Requires root. The goals apply to two otherwise idle CPUs.
@@ -52,11 +53,12 @@ mod state;
 mod wire;
 mod worker;
 
-use std::{env, path::Path, process::ExitCode, time::Duration};
+use std::{env, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
 use lab::Lab;
+use peer::PeerOptions;
 use report::Report;
 use scale::ScaleOptions;
 use soak::SoakOptions;
@@ -124,10 +126,9 @@ fn run() -> Result<()> {
                 output(&report);
                 return Ok(());
             }
-            ["--kube-proxy", path, more @ ..] => {
-                ensure!(more.is_empty() && parts.is_empty(), "--kube-proxy takes no parts");
+            ["peer", arguments @ ..] => {
                 let mut report = Report::default();
-                peer::measure(&mut report, Path::new(path))?;
+                peer::measure(&mut report, &PeerOptions::parse(arguments)?)?;
                 output(&report);
                 return Ok(());
             }

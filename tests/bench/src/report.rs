@@ -13,7 +13,15 @@ pub(crate) struct Report(Vec<Measurement>, Vec<Table>);
 pub(crate) struct Table {
     name: String,
     columns: Vec<String>,
-    rows: Vec<(String, Vec<f64>)>,
+    rows: Vec<Row>,
+}
+
+#[derive(Debug)]
+struct Row {
+    label: String,
+    /// One for each column; not a number where there is none.
+    values: Vec<f64>,
+    unit: &'static str,
 }
 
 #[derive(Debug)]
@@ -102,25 +110,34 @@ impl Table {
 
     /// Adds a row, with a value for each column.
     pub(crate) fn row(&mut self, label: &str, values: &[f64]) {
-        let values = values.to_vec();
-        eprintln!("    {}", Self::line(label, values.iter().map(|value| format!("{value:.2}"))));
-        self.rows.push((label.to_owned(), values));
+        let row = Row { label: label.to_owned(), values: values.to_vec(), unit: "" };
+        eprintln!("    {}", row.line());
+        self.rows.push(row);
     }
 
+    /// Sets the value of a column in the row with this label, which is added if it is the first one.
+    pub(crate) fn set(&mut self, column: usize, label: &str, value: f64, unit: &'static str) {
+        eprintln!("    {label}: {}", cell(value, unit));
+        let number = self.rows.iter().position(|row| row.label == label).unwrap_or_else(|| {
+            self.rows.push(Row { label: label.to_owned(), values: vec![f64::NAN; self.columns.len()], unit });
+            self.rows.len() - 1
+        });
+        self.rows[number].values[column] = value;
+    }
+
+    /// As Markdown, below its name.
     fn lines(&self) -> Vec<String> {
-        let head = Self::line(&self.name, self.columns.iter().cloned());
-        let rows =
-            self.rows.iter().map(|(label, values)| Self::line(label, values.iter().map(|value| format!("{value:.2}"))));
-        [String::new(), head].into_iter().chain(rows).collect()
-    }
-
-    fn line(label: &str, cells: impl Iterator<Item = String>) -> String {
-        cells.fold(format!("{label:<36}"), |line, cell| format!("{line} {cell:>13}"))
+        let head = format!("| | {} |", self.columns.join(" | "));
+        let line = format!("|---|{}", "---|".repeat(self.columns.len()));
+        [String::new(), self.name.clone(), String::new(), head, line]
+            .into_iter()
+            .chain(self.rows.iter().map(Row::line))
+            .collect()
     }
 
     fn json(&self) -> serde_json::Value {
-        let rows = self.rows.iter().map(|(label, values)| {
-            let mut row = json!({ "what": label });
+        let rows = self.rows.iter().map(|Row { label, values, unit }| {
+            let mut row = json!({ "what": label, "unit": unit });
             for (column, value) in self.columns.iter().zip(values) {
                 row[column.as_str()] = (*value).into();
             }
@@ -128,6 +145,32 @@ impl Table {
         });
         json!({ "name": self.name, "rows": rows.collect::<Vec<_>>() })
     }
+}
+
+// === impl Row ===
+
+impl Row {
+    fn line(&self) -> String {
+        let cells: Vec<_> = self.values.iter().map(|value| cell(*value, self.unit)).collect();
+        format!("| {} | {} |", self.label, cells.join(" | "))
+    }
+}
+
+/// A value for people: short times in smaller units, and not more digits than mean something.
+fn cell(value: f64, unit: &str) -> String {
+    let (value, unit) = match unit {
+        "s" if value < 0.001 => (value * 1e6, "us"),
+        "s" if value < 1.0 => (value * 1e3, "ms"),
+        unit => (value, unit),
+    };
+    let digits = match value.abs() {
+        _ if value.is_nan() => return "–".to_owned(),
+        _ if value.fract() == 0.0 => 0,
+        100.0.. => 0,
+        10.0.. => 1,
+        _ => 2,
+    };
+    format!("{value:.digits$} {unit}").trim_end().to_owned()
 }
 
 // === impl Measurement ===
@@ -141,5 +184,28 @@ impl Measurement {
             Some(goal) => format!("  goal {goal}: missed"),
         };
         format!("{what:<72} {value:>12.2} {unit:<5}{goal}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_have_few_digits_and_short_units() {
+        let cells = [(0.000_052_4, "s"), (0.007_12, "s"), (5.801, "s"), (131.6, "s"), (2.0, ""), (f64::NAN, "MB")];
+        let cells: Vec<_> = cells.into_iter().map(|(value, unit)| cell(value, unit)).collect();
+        assert_eq!(cells, ["52.4 us", "7.12 ms", "5.80 s", "132 s", "2", "–"]);
+    }
+
+    #[test]
+    fn tables_are_markdown_with_a_gap_where_a_column_has_no_value() {
+        let mut table = Table::new("size", &["a", "b"]);
+        table.set(0, "memory", 47.0, "MB");
+        table.set(1, "start", 1.5, "s");
+
+        let lines = table.lines().join("\n");
+
+        assert_eq!(lines, "\nsize\n\n| | a | b |\n|---|---|---|\n| memory | 47 MB | – |\n| start | – | 1.50 s |");
     }
 }

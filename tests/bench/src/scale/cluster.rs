@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 
 const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
 const FIRST_POD: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
-const FIRST_CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 64, 0, 1);
+/// A real API server gives the address before it to `default/kubernetes`.
+const FIRST_CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 64, 0, 2);
 const FIRST_NODE: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 1);
 const FIRST_POD_CIDR: Ipv4Addr = Ipv4Addr::new(100, 64, 0, 0);
 const SERVICE_PORT: NonZeroU16 = NonZeroU16::MIN.saturating_add(79);
@@ -119,6 +120,11 @@ impl Cluster {
     /// The number of pods in a slice.
     pub(crate) fn pods(&self, SliceId { service, slice }: SliceId) -> usize {
         self.services[service].slices[slice].len()
+    }
+
+    /// The addresses of the pods in a slice.
+    pub(crate) fn addresses(&self, SliceId { service, slice }: SliceId) -> impl Iterator<Item = Ipv4Addr> {
+        self.services[service].slices[slice].iter().map(|pod| pod.address)
     }
 
     /// Removes the oldest pod of a slice. Its successor, which [`Self::add`] creates, is in the same zone.
