@@ -101,6 +101,9 @@ pub(crate) fn measure(report: &mut Report, options: &PeerOptions) -> Result<()> 
         Report::progress(proxy.name());
         let mut figure = |what: &str, value: f64, unit| table.set(column, what, value, unit);
         let measured = NodeUnderTest::new(lab, &control_plane, &mut cluster, proxy)?.measure(&mut figure);
+        if measured.is_err() {
+            control_plane.check()?;
+        }
         measured.with_context(|| format!("measure {}", proxy.name()))?;
     }
     report.table(table);

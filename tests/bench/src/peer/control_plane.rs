@@ -42,7 +42,7 @@ pub(super) struct ControlPlane {
     credentials: Credentials,
     client: Arc<ClientConfig>,
     api_server: Process,
-    _etcd: Process,
+    etcd: Process,
 }
 
 impl ControlPlane {
@@ -72,7 +72,7 @@ impl ControlPlane {
             &format!("--service-account-signing-key-file={key}"),
         ];
         let api_server = lab.spawn_other(&programs.join("kube-apiserver"), &arguments, "kube-apiserver.log");
-        let control_plane = Self { lab, credentials, client, api_server, _etcd: etcd };
+        let control_plane = Self { lab, credentials, client, api_server, etcd };
         control_plane.wait_until_ready()?;
         control_plane.write_kubeconfig()?;
         Ok(control_plane)
@@ -124,15 +124,25 @@ impl ControlPlane {
         SocketAddr::new(self.lab.address(), PORT)
     }
 
+    /// Fails if a program has ended, with the last line that it has printed.
+    pub(super) fn check(&self) -> Result<()> {
+        for (name, program) in [("etcd", &self.etcd), ("kube-apiserver", &self.api_server)] {
+            if let Some(status) = program.exited() {
+                let lines = program.lines_since(0);
+                bail!("{name} ended with {status}: {}", lines.last().map_or("", String::as_str));
+            }
+        }
+        Ok(())
+    }
+
     /// The API server creates `default/kubernetes` last, after its namespace and its range of addresses.
     fn wait_until_ready(&self) -> Result<()> {
         let deadline = Instant::now() + DEADLINE;
         let get = || self.connect()?.request("GET", "/api/v1/namespaces/default/services/kubernetes", &Value::Null);
         while let Err(error) = get() {
-            if Instant::now() > deadline || self.api_server.exited().is_some() {
-                let lines = self.api_server.lines_since(0);
-                let last = lines.last().map_or("", String::as_str);
-                return Err(error.context(format!("the API server is not ready; it has printed: {last}")));
+            self.check()?;
+            if Instant::now() > deadline {
+                return Err(error.context(format!("the API server is not ready within {DEADLINE:?}")));
             }
             thread::sleep(POLL);
         }

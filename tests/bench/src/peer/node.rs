@@ -47,6 +47,8 @@ const CONNECTION_INTERVAL: Duration = Duration::from_millis(1);
 /// the time that kube-proxy lets pass between two syncs (1 s), so that no change waits for the sync before it.
 const SETTLED: Duration = Duration::from_millis(1_500);
 const IDLE_SECONDS: f64 = 0.1;
+/// By how much the kernel's memory differs from one moment to the next.
+const MEMORY_NOISE_KB: u64 = 256;
 /// From the start of a process to the change that it must not miss.
 const CHANGE_AFTER_RESTART: Duration = Duration::from_millis(100);
 /// The Service that connections under load are opened to. Its endpoints are not replaced.
@@ -94,7 +96,7 @@ impl<'a> NodeUnderTest<'a> {
         let (frontend, frontend_start) = frontend.unzip();
         let mut frontend_figures = Vec::new();
 
-        let (process, rules_kb) = self.start(figure)?;
+        let process = self.start(figure)?;
         let [node, other] = self.one_by_one(&process, frontend.as_ref(), figure)?;
         figure("one endpoint replaced: CPU time of the node's process until it is idle", node, "s");
         frontend_figures.push(("a frontend: CPU time of one endpoint replaced", other, "s"));
@@ -102,9 +104,9 @@ impl<'a> NodeUnderTest<'a> {
         figure("20 endpoints replaced/s: CPU of the node's process", node * 100.0, "% of a core");
         frontend_figures.push(("a frontend: CPU, 20 endpoints replaced/s", other * 100.0, "% of a core"));
         figure("memory of the node's process", megabytes(memory(&process)?.resident), "MB");
-        figure("memory of the kernel for its rules", megabytes(rules_kb), "MB");
         let process = self.restart(process, figure)?;
         process.terminate();
+        figure("memory of the kernel for its rules", megabytes(self.remove_rules()?), "MB");
 
         if let (Some(frontend), Some(start)) = (frontend, frontend_start) {
             figure("a frontend: start until it serves", start.as_secs_f64(), "s");
@@ -115,9 +117,8 @@ impl<'a> NodeUnderTest<'a> {
         Ok(())
     }
 
-    /// Starts the proxy on an empty kernel. Returns it, and the kernel's memory for its rules in kB.
-    fn start(&self, figure: &mut Figures<'_>) -> Result<(Process, u64)> {
-        let empty_kb = kernel_memory()?;
+    /// Starts the proxy on an empty kernel.
+    fn start(&self, figure: &mut Figures<'_>) -> Result<Process> {
         let started = Instant::now();
         let process = self.proxy.start(&self.lab, self.control_plane)?;
         let last = SocketAddr::new(cluster_ip(self.changes.cluster.services() - 1).into(), 80);
@@ -127,7 +128,7 @@ impl<'a> NodeUnderTest<'a> {
         figure("start: CPU time of the node's process until then", used, "s");
 
         self.settle(&process)?;
-        Ok((process, kernel_memory()?.saturating_sub(empty_kb)))
+        Ok(process)
     }
 
     /// Replaces an endpoint again and again. Returns the CPU time of one change, in seconds, of the node's process and
@@ -209,6 +210,22 @@ impl<'a> NodeUnderTest<'a> {
         let transactions = self.lab.generation()?.wrapping_sub(generation);
         figure("restart: transactions, one of them for that change", transactions.into(), "");
         Ok(process)
+    }
+
+    /// Removes all rules, and returns the memory that the kernel frees by that, in kB.
+    fn remove_rules(&self) -> Result<u64> {
+        let with_rules_kb = kernel_memory()?;
+        self.lab.netns().output("nft", &["flush", "ruleset"]);
+        let mut without_kb = kernel_memory()?;
+        // The kernel frees them in the background.
+        loop {
+            thread::sleep(SETTLED);
+            let now_kb = kernel_memory()?;
+            if now_kb + MEMORY_NOISE_KB >= without_kb {
+                return Ok(with_rules_kb.saturating_sub(now_kb));
+            }
+            without_kb = now_kb;
+        }
     }
 
     /// Connects to a VIP until a pod answers that was not `replaced`.
