@@ -1,4 +1,4 @@
-//! How many service ports with session affinity each namespace has: these share the client buckets of the namespace.
+//! The number of service ports with session affinity of each namespace, which share its client buckets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,21 +24,21 @@ impl AffinePorts {
         ports
     }
 
-    /// The client buckets of each of them in a namespace.
+    /// The client buckets of each service port with session affinity of a namespace.
     pub(crate) fn buckets(&self, namespace: &str) -> NonZeroU32 {
         Affinity::buckets(self.0.get(namespace).copied().unwrap_or_default())
     }
 
-    /// Counts the service ports that have gained or lost session affinity between two states. Returns those of the
-    /// namespaces in which the number of buckets has changed.
+    /// Counts the service ports that have gained or lost session affinity between two states. Returns the service ports
+    /// with session affinity of the namespaces in which the number of buckets has changed.
     pub(crate) fn update(
         &mut self,
         before: &NodeState,
         after: &NodeState,
         changed: &BTreeSet<ServicePortKey>,
     ) -> BTreeSet<ServicePortKey> {
-        let mut earlier = BTreeMap::new();
         let is_affine_in = |state: &NodeState, key: &_| state.service_port(key).is_some_and(is_affine);
+        let mut earlier = BTreeMap::new();
         for key in changed.iter().filter(|key| is_affine_in(before, key) != is_affine_in(after, key)) {
             let buckets = self.buckets(&key.namespace);
             earlier.entry(&key.namespace).or_insert(buckets);
@@ -46,8 +46,14 @@ impl AffinePorts {
             *count = if is_affine_in(after, key) { *count + 1 } else { count.saturating_sub(1) };
         }
         self.0.retain(|_, count| *count > 0);
-        let differs = |(namespace, buckets): &(&Arc<str>, NonZeroU32)| self.buckets(namespace) != *buckets;
-        earlier.into_iter().filter(differs).flat_map(|(namespace, _)| in_namespace(after, namespace)).cloned().collect()
+
+        let mut dependents = BTreeSet::new();
+        for (namespace, buckets) in earlier {
+            if self.buckets(namespace) != buckets {
+                dependents.extend(in_namespace(after, namespace).cloned());
+            }
+        }
+        dependents
     }
 }
 

@@ -1,5 +1,5 @@
-//! What the kernel contains: enough to know it without reading the kernel again. The elements of service ports that are
-//! programmed are not kept, they follow.
+//! The content of our tables: enough to know it without reading the kernel again. The elements of programmed service
+//! ports are not stored, because they follow from their desired state.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,36 +22,41 @@ use crate::{
     refs::{RefCountChanges, RefCounts, chains},
 };
 
-/// What the kernel contains because of us.
+/// The content of our tables.
 #[derive(Clone, Debug)]
 pub struct AppliedState {
     service_ports: AppliedServicePorts<Box<Desired>>,
     /// The service ports whose last change is programmed in part.
     partial: BTreeMap<ServicePortKey, PerFamily<PartialServicePort>>,
-    /// What was computed for service ports that are not programmed yet.
+    /// The changes of service ports that are not programmed yet.
     pub(crate) planned: BTreeMap<ServicePortKey, PlannedUpdate>,
-    /// What was read and belongs to neither of these: not programmed yet, rejected, or unneeded.
+    /// The elements that were read and belong to neither `service_ports` nor `partial`: not programmed yet, rejected,
+    /// or unneeded.
     observed: PerFamily<ObservedElements>,
     /// The reference counts of shared objects.
     pub(crate) refs: PerFamily<RefCounts>,
     /// The repairs of the base ruleset for the first transaction.
     pub(crate) repairs: PerFamily<Repairs>,
-    /// Those for the last transaction of a reconcile.
+    /// The repairs of the base ruleset for the last transaction of a reconcile.
     last_repairs: PerFamily<Vec<Operation>>,
     /// Chains for the next transaction, while a reconcile fills empty maps.
     pub(crate) prepared: PerFamily<BTreeSet<PoolChain>>,
+    /// Whether the tables had no elements of service ports when they were read.
     is_cold: bool,
     /// Whether the next transaction deletes our table and creates it again, with all that it contains.
     pub(crate) rebuilds: bool,
-    /// Whether references of shared elements are not counted for all service ports.
+    /// Whether the references of some service ports to shared elements are not counted yet.
     pub(crate) is_reconciling: bool,
     pub(crate) options: EffectiveOptions,
     pub(crate) base: PerFamily<Base>,
     pub(crate) affine_ports: AffinePorts,
 }
 
+// === impl AppliedState ===
+
 impl AppliedState {
-    /// What was read from the kernel. `updates`: what the service ports should have, in the order of their keys.
+    /// The state after the kernel was read. `updates`: the desired state of the service ports, in the order of their
+    /// keys.
     pub(crate) fn new(
         base: PerFamily<Base>,
         options: EffectiveOptions,
@@ -63,9 +68,11 @@ impl AppliedState {
         let Observed { mut tables, mut repairs } = observed;
         let last_repairs = PerFamily::from_fn(|family| mem::take(&mut repairs[family].last));
         let is_cold = tables.iter().all(|(_, table)| table.elements.is_empty());
+
         let mut programmed = PerFamily::from_fn(|family| vec![false; tables[family].elements.len()]);
-        let updates = updates.into_iter().filter_map(|update| adopt(&mut tables, &mut programmed, update));
-        let service_ports = updates.collect();
+        let adopted = updates.into_iter().filter_map(|update| adopt(&mut tables, &mut programmed, update));
+        let service_ports = adopted.collect();
+
         let mut refs = PerFamily::<RefCounts>::default();
         let observed = tables.map(|family, table| {
             refs[family] = table.refs;
@@ -73,17 +80,18 @@ impl AppliedState {
             let not_programmed = elements.filter(|(_, is_programmed)| !**is_programmed).map(|(element, _)| element);
             ObservedElements::new(family, not_programmed, ownership)
         });
+
         Self {
             service_ports,
             partial: BTreeMap::new(),
             planned: BTreeMap::new(),
-            is_cold,
-            rebuilds: false,
             observed,
             refs,
             repairs,
             last_repairs,
             prepared: PerFamily::default(),
+            is_cold,
+            rebuilds: false,
             is_reconciling: true,
             options,
             base,
@@ -91,13 +99,13 @@ impl AppliedState {
         }
     }
 
-    /// Keeps what is planned for a service port until it is programmed, or changes.
+    /// Keeps the planned update of a service port until it is programmed, or changes.
     pub(crate) fn plan(&mut self, planned: PlannedUpdate) {
         self.planned.insert(planned.update.key.clone(), planned);
     }
 
     /// The repairs of the last transaction of a reconcile: at most `limit` of the elements that belong to no service
-    /// port, and, with the last of them, those of the base ruleset.
+    /// port, and, with the last of these elements, the repairs of the base ruleset.
     pub(crate) fn last_repairs(
         &self,
         family: IpFamily,
@@ -106,12 +114,13 @@ impl AppliedState {
     ) -> (Vec<Element>, &[Operation]) {
         let is_programmed = |key: &_| change.contains(key);
         let (unowned, is_all) = self.observed[family].unneeded(change.ownership, is_programmed, limit);
-        // Before, elements may refer to foreign chains.
-        (unowned, if is_all { &self.last_repairs[family][..] } else { &[] })
+        // As long as unowned elements remain, they may refer to foreign chains.
+        let last_repairs = if is_all { &self.last_repairs[family][..] } else { &[] };
+        (unowned, last_repairs)
     }
 
-    /// At most `limit` of the elements of VIPs without a service port that lead to a pool of one. They are removed
-    /// before that pool changes.
+    /// At most `limit` of the elements of VIPs without a service port that lead to the pool of a service port. They are
+    /// removed before that pool changes.
     pub(crate) fn stale_aliases(&self, mut limit: usize) -> PerFamily<Vec<Element>> {
         PerFamily::from_fn(|family| {
             let stale = self.observed[family].stale(limit);
@@ -132,15 +141,17 @@ impl AppliedState {
         if !self.is_cold || !self.is_reconciling {
             return;
         }
+
         let mut elements = Vec::new();
-        for family in IpFamily::ALL {
+        for (family, desired) in update.desired.iter() {
+            let Some(desired) = desired else { continue };
             elements.clear();
-            update.desired[family].iter().for_each(|desired| desired.leading_elements(&mut elements));
+            desired.leading_elements(&mut elements);
             self.prepared[family].extend(elements.iter().flat_map(chains));
         }
     }
 
-    /// What has to be written for another base ruleset and other options: other rules in some chains.
+    /// The repairs that another base ruleset and other options need: other rules in some chains.
     pub(crate) fn rebase(&self, base: &PerFamily<Base>, options: &EffectiveOptions) -> PerFamily<Repairs> {
         PerFamily::from_fn(|family| {
             let mut repairs = Repairs::default();
@@ -148,6 +159,7 @@ impl AppliedState {
                 let differs = |pool: &PoolChain| pool.rules(family, &self.options) != pool.rules(family, options);
                 repairs.pools = self.refs[family].chains.keys().copied().filter(differs).collect();
             }
+
             for (old, new) in self.base[family].chains.iter().zip(&base[family].chains) {
                 if old.rules != new.rules {
                     repairs.first.push(Operation::FlushChain(new.chain.name.clone()));
@@ -159,7 +171,7 @@ impl AppliedState {
     }
 
     /// Records that a transaction was committed. `partial`: its changes of the updates of which it contained only a
-    /// part. `keeps_plans`: whether the rest of these changes stays as it was computed.
+    /// part. `keeps_plans`: whether the remaining changes of these updates stay as they were computed.
     pub(crate) fn commit(
         &mut self,
         refs: PerFamily<RefCountChanges>,
@@ -170,71 +182,87 @@ impl AppliedState {
         self.repairs = PerFamily::default();
         self.rebuilds = false;
         self.prepared = PerFamily::default();
+
         for (index, planned) in (0..).zip(updates) {
-            let update = &planned.update;
-            let edits = partial.remove(&index);
-            if let Some(edits) = &edits {
-                let mut partial = match self.partial.remove(&update.key) {
-                    Some(partial) => partial,
-                    None => PerFamily::from_fn(|family| PartialServicePort::of(self, family, update)),
-                };
-                for family in IpFamily::ALL {
-                    // It may have got VIPs since the last transaction.
-                    let keys = update.desired[family].iter().flat_map(|desired| desired.element_keys(family));
-                    keys.for_each(|key| partial[family].elements.extend(self.observed[family].get(&key)));
-                    let group = update.desired[family].as_deref().and_then(Desired::sources);
-                    partial[family].group = group.map(|group| group.id);
-                    partial[family].committed(&edits[family]);
+            match partial.remove(&index) {
+                None => {
+                    self.partial.remove(&planned.update.key);
+                    self.take_observed(&planned.update);
+                    self.service_ports.commit(planned.update);
                 }
-                self.partial.insert(update.key.clone(), partial);
-            } else {
-                self.partial.remove(&update.key);
-            }
-            for family in IpFamily::ALL {
-                let keys = update.desired[family].iter().flat_map(|desired| desired.element_keys(family));
-                keys.for_each(|key| drop(self.observed[family].take(&key)));
-            }
-            match edits {
-                None => self.service_ports.commit(planned.update),
-                Some(_) => {
-                    self.service_ports.commit(Update { key: update.key.clone(), desired: PerFamily::default() });
+                Some(edits) => {
+                    self.commit_part(&planned.update, &edits);
                     if keeps_plans {
                         self.plan(planned);
                     }
                 }
             }
         }
+
         for (family, changes) in refs {
             self.refs[family].commit(changes);
         }
+    }
+
+    /// Records that a part of an update was committed.
+    fn commit_part(&mut self, update: &Update, edits: &PerFamily<Edits>) {
+        let mut partial = match self.partial.remove(&update.key) {
+            Some(partial) => partial,
+            None => PerFamily::from_fn(|family| PartialServicePort::of(self, family, update)),
+        };
+        for family in IpFamily::ALL {
+            let desired = update.desired[family].as_deref();
+            // The service port may have got VIPs since the last transaction.
+            for key in desired.iter().flat_map(|desired| desired.element_keys(family)) {
+                partial[family].elements.extend(self.observed[family].get(&key));
+            }
+            partial[family].group = desired.and_then(Desired::sources).map(|group| group.id);
+            partial[family].committed(&edits[family]);
+        }
+        self.partial.insert(update.key.clone(), partial);
+
+        self.take_observed(update);
+        self.service_ports.commit(Update { key: update.key.clone(), desired: PerFamily::default() });
+    }
+
+    /// Removes the elements of a service port from `observed`, because `service_ports` or `partial` has them now.
+    fn take_observed(&mut self, update: &Update) {
+        for (family, desired) in update.desired.iter() {
+            for key in desired.iter().flat_map(|desired| desired.element_keys(family)) {
+                self.observed[family].take(&key);
+            }
+        }
+    }
+
+    /// Records that the last transaction of a reconcile was committed, which removed these elements.
+    pub(crate) fn commit_last(&mut self, removed: &PerFamily<Vec<Element>>, ownership: &VipOwnership) {
+        self.remove_observed(removed, ownership);
+        let mut is_any_left = false;
+        for family in IpFamily::ALL {
+            let has_unneeded = self.observed[family].has_unneeded();
+            if !has_unneeded {
+                self.last_repairs[family].clear();
+            }
+            is_any_left |= has_unneeded || !self.refs[family].elements.unused().is_empty();
+        }
+        self.is_reconciling &= is_any_left;
     }
 
     fn has_unneeded_group(&self, family: IpFamily) -> bool {
         let mut unused = self.refs[family].unused_groups();
         unused.any(|unused| self.needed_groups(family).all(|needed| needed != unused))
     }
-
-    /// Records that the last transaction of a reconcile was committed, which removed these elements.
-    pub(crate) fn commit_last(&mut self, removed: &PerFamily<Vec<Element>>, ownership: &VipOwnership) {
-        self.remove_observed(removed, ownership);
-        for family in IpFamily::ALL {
-            if !self.observed[family].has_unneeded() {
-                self.last_repairs[family].clear();
-            }
-        }
-        let remain = |family| self.observed[family].has_unneeded() || !self.refs[family].elements.unused().is_empty();
-        self.is_reconciling = self.is_reconciling && IpFamily::ALL.into_iter().any(remain);
-    }
 }
 
-/// Counts the references of a service port if the kernel contains everything that it should have, and marks its
-/// elements. `None`: it has to be programmed.
+/// Counts the references of a service port and marks its elements as programmed, if the kernel contains exactly its
+/// desired state. `None`: the service port has to be programmed.
 fn adopt(
     tables: &mut PerFamily<ObservedTable>,
     programmed: &mut PerFamily<Vec<bool>>,
     mut update: Update,
 ) -> Option<Update> {
-    let (mut elements, mut shared) = (Vec::new(), PerFamily::<Vec<Element>>::default());
+    let mut elements = Vec::new();
+    let mut shared = PerFamily::<Vec<Element>>::default();
     for family in IpFamily::ALL {
         let Some(desired) = &mut update.desired[family] else { continue };
         let table = &tables[family];
@@ -244,18 +272,22 @@ fn adopt(
         // An earlier key of the pools may be among the VIPs.
         let keys = desired.pool_key().into_iter().chain(desired.element_keys(family));
         desired.keep_slots(&slots(keys, |key| table.of_key(&key).1));
+
         elements.clear();
         desired.elements(&mut elements);
-        let observed = desired.element_keys(family).flat_map(|key| table.of_key(&key).1);
         desired.shared(&mut shared[family]);
+        let observed = desired.element_keys(family).flat_map(|key| table.of_key(&key).1);
         let has_group = desired.sources().is_none_or(|group| table.refs.has_intact_group(group.id));
         let has_shared = shared[family].iter().all(|element| table.refs.elements.contains(element));
         if !has_group || !has_shared || !observed.eq(&elements) {
             return None;
         }
     }
+
     for family in IpFamily::ALL {
-        shared[family].iter().for_each(|element| tables[family].refs.elements.increment(*element));
+        for element in &shared[family] {
+            tables[family].refs.elements.increment(*element);
+        }
         for key in update.desired[family].iter().flat_map(|desired| desired.element_keys(family)) {
             let (range, _) = tables[family].of_key(&key);
             programmed[family][range].fill(true);
@@ -265,10 +297,11 @@ fn adopt(
 }
 
 impl PartialServicePort {
-    /// What a table contains of a service port, and of the VIPs that it should have.
+    /// The elements of a service port in a table, and of the VIPs that it should have.
     fn of(current: &AppliedState, family: IpFamily, update: &Update) -> Self {
-        let (mut elements, mut shared) = (Vec::new(), Vec::new());
+        let mut elements = Vec::new();
         current.elements(family, update, &mut elements);
+        let mut shared = Vec::new();
         current.shared(family, update, &mut shared);
         let group = update.desired[family].as_deref().and_then(Desired::sources).map(|group| group.id);
         Self { elements: elements.into_iter().collect(), shared: shared.into_iter().collect(), group }
@@ -296,13 +329,14 @@ impl Applied for AppliedState {
         self.last_repairs.iter().all(|(_, repairs)| !repairs.iter().any(deletes_table))
     }
 
-    /// Those of pools to which aliases of other service ports lead.
+    /// The VIPs of pools to which aliases of other service ports lead.
     fn used_vips(&self, ownership: &VipOwnership) -> Vec<((IpFamily, Vip), ServicePortKey)> {
-        let of_family = |(family, observed): (IpFamily, &'_ ObservedElements)| -> Vec<_> {
+        let mut used = Vec::new();
+        for (family, observed) in self.observed.iter() {
             let crossing = observed.crossing(ownership);
-            crossing.map(|(vip, user)| ((family, vip), user.clone())).collect()
-        };
-        self.observed.iter().flat_map(of_family).collect()
+            used.extend(crossing.map(|(vip, user)| ((family, vip), user.clone())));
+        }
+        used
     }
 
     fn is_programmed(&self, key: &ServicePortKey) -> bool {
@@ -314,21 +348,24 @@ impl Applied for AppliedState {
     }
 
     fn owners_changed(&mut self, ownership: &VipOwnership, vips: &[(IpFamily, Vip)]) {
-        vips.iter().for_each(|(family, vip)| self.observed[*family].owner_changed(vip, ownership));
+        for (family, vip) in vips {
+            self.observed[*family].owner_changed(vip, ownership);
+        }
     }
 }
 
-/// What plans start from.
+// === For plans ===
+
 impl AppliedState {
     /// The client buckets that a service port gives up.
     pub(crate) fn forgotten_clients(&self, update: &Update) -> impl Iterator<Item = ForgottenClients> {
         IpFamily::ALL.into_iter().filter_map(|family| {
-            let buckets = |desired: &Desired| desired.affinity().map(|affinity| affinity.buckets.get());
             let before = self.service_ports.get(&update.key, family)?;
             let pool_key = before.pool_key()?;
+            let old = before.affinity()?.buckets.get();
             let after = update.desired[family].as_deref().filter(|desired| desired.pool_key() == Some(pool_key));
-            let buckets = after.and_then(buckets).unwrap_or_default()..buckets(before)?;
-            (!buckets.is_empty()).then_some(ForgottenClients { family, pool_key, buckets })
+            let new = after.and_then(Desired::affinity).map_or(0, |affinity| affinity.buckets.get());
+            (new < old).then_some(ForgottenClients { family, pool_key, buckets: new..old })
         })
     }
 
@@ -336,7 +373,9 @@ impl AppliedState {
     pub(crate) fn keep_slots(&self, update: &mut Update) {
         for family in IpFamily::ALL {
             let slots = self.slots(family, update);
-            update.desired[family].iter_mut().for_each(|desired| desired.keep_slots(&slots));
+            if let Some(desired) = &mut update.desired[family] {
+                desired.keep_slots(&slots);
+            }
         }
     }
 
@@ -345,16 +384,20 @@ impl AppliedState {
         match self.partial.get(&update.key) {
             Some(partial) => to.extend(&partial[family].elements),
             None => {
-                self.service_ports.get(&update.key, family).inspect(|desired| desired.elements(to));
+                if let Some(desired) = self.service_ports.get(&update.key, family) {
+                    desired.elements(to);
+                }
             }
         }
+
         let observed = &self.observed[family];
         if observed.is_empty() {
             return;
         }
         let before = to.len();
-        let keys = update.desired[family].iter().flat_map(|desired| desired.element_keys(family));
-        keys.for_each(|key| to.extend(observed.get(&key)));
+        for key in update.desired[family].iter().flat_map(|desired| desired.element_keys(family)) {
+            to.extend(observed.get(&key));
+        }
         if to.len() > before {
             to.sort_unstable();
         }
@@ -365,12 +408,14 @@ impl AppliedState {
         match self.partial.get(&update.key) {
             Some(partial) => to.extend(&partial[family].shared),
             None => {
-                self.service_ports.get(&update.key, family).inspect(|desired| desired.shared(to));
+                if let Some(desired) = self.service_ports.get(&update.key, family) {
+                    desired.shared(to);
+                }
             }
         }
     }
 
-    /// The groups of source ranges that service ports need which are programmed in part.
+    /// The groups of source ranges of the service ports that are programmed in part.
     pub(crate) fn needed_groups(&self, family: IpFamily) -> impl Iterator<Item = SourceGroupId> {
         self.partial.values().filter_map(move |partial| partial[family].group)
     }

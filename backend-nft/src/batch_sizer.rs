@@ -1,14 +1,16 @@
-//! How large transactions are: while one is executed, no other process can change the ruleset, and packets for which
-//! a program has to change it may have to wait too.
+//! The size of transactions. It is limited because no other process can change the ruleset while a transaction is
+//! executed, and packets for which a program has to change the ruleset may have to wait, too.
 
 use std::time::Duration;
 
 use backend::driver::MAX_TRANSACTION_WRITES;
 
-/// How long a transaction should take in the kernel; none takes twice as long.
+/// The time that a transaction should take in the kernel; no transaction takes twice as long.
 const TARGET_DURATION: Duration = Duration::from_millis(50);
-/// With fewer elements the fixed cost of each transaction outweighs theirs.
+
+/// The smallest size. With fewer elements, the fixed cost of a transaction outweighs the cost of its elements.
 const MIN_WRITES: usize = 500;
+
 /// The largest factor between two transactions: elements cost more when there are many.
 const MAX_FACTOR: usize = 2;
 

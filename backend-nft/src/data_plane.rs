@@ -1,4 +1,4 @@
-//! The nftables part of the driver: reads what the kernel contains, computes the desired state, commits the difference.
+//! The nftables part of the driver: reads the tables in the kernel, computes the desired state, commits the difference.
 
 #[cfg(test)]
 mod tests;
@@ -25,7 +25,8 @@ use crate::{
     describe::differences,
     desired::{Base, EndpointKeys, Update, base, desired},
     edits::PlannedUpdate,
-    kernel::{Kernel, Netlink},
+    element::ForgottenClients,
+    kernel::{Kernel, Netlink, TransactionOutcome},
     observed::{Observed, ObservedTable},
     operation::{Operation, Repairs},
     plan::Plan,
@@ -57,7 +58,8 @@ impl<K> NftDataPlane<K> {
         Self { batch_sizer, ..self }
     }
 
-    /// `buckets`: the client buckets of a service port with session affinity; `owns`: whether a VIP belongs to one.
+    /// The desired state of a service port. `buckets`: the client buckets that it has under session affinity; `owns`:
+    /// whether a VIP belongs to it.
     fn desired(
         &self,
         state: &NodeState,
@@ -65,75 +67,87 @@ impl<K> NftDataPlane<K> {
         owns: impl Fn(&ServicePortKey, IpFamily, &Vip) -> bool,
         key: &ServicePortKey,
     ) -> Update {
-        let service_port = state.service_port(key);
-        let of_family = |family| {
-            if !self.families.contains(family) {
-                return None;
-            }
+        let mut update = Update { key: key.clone(), desired: PerFamily::default() };
+        let Some(service_port) = state.service_port(key) else { return update };
+
+        let node = &state.node().addresses;
+        for family in self.families.iter() {
             let is_owned = |vip: &_| owns(key, family, vip);
-            let (service_port, node) = (service_port?, &state.node().addresses);
-            desired(service_port, family, self.masquerade[family], is_owned, node, buckets).map(Box::new)
-        };
-        Update { key: key.clone(), desired: PerFamily::from_fn(of_family) }
+            let desired = desired(service_port, family, self.masquerade[family], is_owned, node, buckets);
+            update.desired[family] = desired.map(Box::new);
+        }
+        update
     }
 
-    /// What is planned for a service port. It is computed once, unless VIPs of it may depend on the transaction.
+    /// The planned update of a service port. It is computed once, unless VIPs of the service port may depend on the
+    /// transaction.
     fn planned(&self, applied: &mut AppliedState, change: &Change<'_>, key: &ServicePortKey) -> PlannedUpdate {
-        let planned = applied.planned.remove(key);
-        planned.filter(|_| !change.is_contested).unwrap_or_else(|| {
-            let owns = |key: &_, family, vip: &_| change.owns(key, family, vip);
-            let buckets = applied.affine_ports.buckets(&key.namespace);
-            let mut update = self.desired(change.state, buckets, owns, key);
-            applied.keep_slots(&mut update);
-            PlannedUpdate::new(applied, update)
-        })
+        if let Some(planned) = applied.planned.remove(key)
+            && !change.is_contested
+        {
+            return planned;
+        }
+
+        let owns = |key: &_, family, vip: &_| change.owns(key, family, vip);
+        let buckets = applied.affine_ports.buckets(&key.namespace);
+        let mut update = self.desired(change.state, buckets, owns, key);
+        applied.keep_slots(&mut update);
+        PlannedUpdate::new(applied, update)
     }
 
     fn base(&self, state: &NodeState) -> PerFamily<Base> {
         PerFamily::from_fn(|family| base(family, &self.options, state.node(), state.cluster()))
     }
+
+    fn unusable_families(&self) -> impl Iterator<Item = IpFamily> {
+        IpFamily::ALL.into_iter().filter(|family| !self.families.contains(*family))
+    }
 }
 
 #[expect(private_bounds, reason = "only this crate calls these methods")]
 impl<K: Kernel> NftDataPlane<K> {
-    /// Executes a transaction. A rejected one without service ports is repeated for each family alone.
-    async fn execute(
+    /// Handles the rejection of a transaction of the base ruleset alone: if the kernel named no element, a family is
+    /// unusable.
+    async fn base_rejected(
         &mut self,
         operations: Vec<(IpFamily, Operation)>,
-        has_service_ports: bool,
-    ) -> Result<Option<CommitOutcome>> {
-        let size: usize = operations.iter().map(|(_, operation)| operation.elements()).sum();
-        let base = (!has_service_ports).then(|| operations.clone());
-        let rejection = match self.kernel.commit(operations).await? {
-            Ok(took) => {
-                self.batch_sizer.measured(size, took);
-                return Ok(None);
-            }
-            Err(rejection) => rejection,
-        };
-        let Some(operations) = base.filter(|_| rejection.unnamed.is_some()) else {
-            return Ok(Some(CommitOutcome::Rejected(rejection)));
-        };
+        rejection: Rejection,
+    ) -> Result<CommitOutcome> {
+        if rejection.unnamed.is_none() {
+            return Ok(CommitOutcome::Rejected(rejection));
+        }
         self.find_unusable(operations, &rejection).await?;
-        Ok(Some(CommitOutcome::UnusableFamily))
+        Ok(CommitOutcome::UnusableFamily)
     }
 
-    /// Finds out for which family the kernel rejects the base ruleset.
+    /// Finds out for which family the kernel rejects the base ruleset, by a transaction for each family alone.
     async fn find_unusable(&mut self, operations: Vec<(IpFamily, Operation)>, rejection: &Rejection) -> Result<()> {
         let mut by_family = PerFamily::<Vec<_>>::default();
         for (family, operation) in operations {
             by_family[family].push((family, operation));
         }
+
         let is_one_family = by_family.iter().any(|(_, operations)| operations.is_empty());
         for (family, operations) in by_family.into_iter().filter(|(_, operations)| !operations.is_empty()) {
             if is_one_family {
                 return self.families.failed(family, rejection.to_string());
             }
-            if let Err(rejection) = self.kernel.commit(operations).await? {
+            if let TransactionOutcome::Rejected(rejection) = self.kernel.commit(operations).await? {
                 self.families.failed(family, rejection.to_string())?;
             }
         }
         Ok(())
+    }
+
+    /// Deletes the stored clients of buckets that service ports have given up.
+    async fn forget_clients(&mut self, clients: Vec<ForgottenClients>) {
+        if clients.is_empty() {
+            return;
+        }
+        if let Err(error) = self.kernel.forget_clients(clients).await {
+            let error = format!("{error:#}");
+            warn!(error, "clients of session affinity stay until their timeout, although no service port has them");
+        }
     }
 }
 
@@ -141,11 +155,14 @@ impl<K: Kernel> NftDataPlane<K> {
 pub(crate) async fn delete_tables(kernel: &mut impl Kernel, families: &[IpFamily]) -> Result<()> {
     let tables = kernel.tables().await?.into_iter().filter(|(family, _)| families.contains(family));
     let deletions: Vec<_> = tables.map(|(family, name)| (family, Operation::DeleteTable(name))).collect();
-    if !deletions.is_empty() {
-        let deleted = kernel.commit(deletions).await.and_then(|deleted| deleted.map_err(anyhow::Error::new));
-        deleted.context("delete our tables")?;
+    if deletions.is_empty() {
+        return Ok(());
     }
-    Ok(())
+
+    match kernel.commit(deletions).await.context("delete our tables")? {
+        TransactionOutcome::Committed { .. } => Ok(()),
+        TransactionOutcome::Rejected(rejection) => Err(anyhow::Error::new(rejection).context("delete our tables")),
+    }
 }
 
 impl<K: Kernel> DataPlane for NftDataPlane<K> {
@@ -156,26 +173,25 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
     async fn observe(&mut self, state: &NodeState, ownership: &VipOwnership) -> Result<Synced<AppliedState>> {
         self.families.retry_due();
         let affine_ports = AffinePorts::of(state);
-        let updates = if self.kernel.tables().await?.is_empty() {
-            // On a node without our tables, no service port is programmed.
-            Vec::new()
-        } else {
+        let mut updates = Vec::new();
+        // On a node without our tables, no service port is programmed.
+        if !self.kernel.tables().await?.is_empty() {
             let owns = |key: &_, family, vip: &_| ownership.owns(key, family, vip);
             let desired = |key: &ServicePortKey| self.desired(state, affine_ports.buckets(&key.namespace), owns, key);
-            state.service_ports().keys().map(desired).collect()
-        };
+            updates.extend(state.service_ports().keys().map(desired));
+        }
+
         let listings = self.kernel.list(EndpointKeys::of(&updates)).await?;
-        let (base, options) = (self.base(state), self.options.effective(state.node()));
-        let desired =
-            updates.iter().flat_map(|update| update.desired.iter().filter_map(|(_, desired)| desired.as_ref()));
-        let elements: usize = desired.map(|desired| desired.len()).sum();
+        let base = self.base(state);
+        let options = self.options.effective(state.node());
         let mut observed = Observed::of(listings, &base, &options);
-        for family in IpFamily::ALL.into_iter().filter(|family| !self.families.contains(*family)) {
+        for family in self.unusable_families() {
             observed.tables[family] = ObservedTable::default();
             observed.repairs[family] = Repairs::default();
         }
-        // Without a table that serves meanwhile, only what fits into one transaction is replaced without a gap.
-        let rebuilds = elements <= MAX_TRANSACTION_WRITES && observed.is_replaced();
+
+        // No table serves meanwhile, so that traffic is served without a gap only if one transaction builds all of it.
+        let rebuilds = observed.is_replaced() && element_count(&updates) <= MAX_TRANSACTION_WRITES;
         let mut applied = AppliedState::new(base, options, affine_ports, observed, updates, ownership);
         applied.rebuilds = rebuilds;
         Ok(Synced { applied, writes: 0 })
@@ -203,37 +219,46 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         let Change { state, ownership, service_ports, facts, is_last, budget, .. } = change;
         let mut updates: Vec<_> = service_ports.iter().map(|key| self.planned(applied, change, key)).collect();
         let mut repairs = applied.repairs.clone();
-        let new_base = facts.then(|| (self.base(state), self.options.effective(state.node())));
-        if let Some((base, options)) = &new_base {
-            repairs = applied.rebase(base, options);
-            for family in IpFamily::ALL.into_iter().filter(|family| !self.families.contains(*family)) {
+        let mut new_base = None;
+        if *facts {
+            let base = self.base(state);
+            let options = self.options.effective(state.node());
+            repairs = applied.rebase(&base, &options);
+            for family in self.unusable_families() {
                 repairs[family] = Repairs::default();
             }
+            new_base = Some((base, options));
         }
         let stale = applied.stale_aliases(*budget);
         for (family, stale) in stale.iter() {
             repairs[family].unowned.extend(stale);
         }
+
         let has_stale = stale.iter().any(|(_, stale)| !stale.is_empty());
         let may_finish = *is_last && applied.has_unneeded() && !has_stale;
-        let effective = new_base.as_ref().map_or(&applied.options, |(_, options)| options);
-        let plan = Plan::new(applied, change, &mut updates, repairs, may_finish, effective);
+        let options = new_base.as_ref().map_or(&applied.options, |(_, options)| options);
+        let plan = Plan::new(applied, change, &mut updates, repairs, may_finish, options);
         let writes = plan.writes();
-        let forgotten = updates.iter().flat_map(|planned| applied.forgotten_clients(&planned.update));
-        let forgotten: Vec<_> = forgotten.collect();
         let Plan { operations, refs, partial, last } = plan;
-        if !operations.is_empty()
-            && let Some(rejected) = self.execute(operations, !service_ports.is_empty()).await?
-        {
-            return Ok(rejected);
+        let forgotten: Vec<_> = updates.iter().flat_map(|planned| applied.forgotten_clients(&planned.update)).collect();
+
+        if !operations.is_empty() {
+            let elements: usize = operations.iter().map(|(_, operation)| operation.elements()).sum();
+            // Kept to find an unusable family, which the kernel rejects without naming a service port.
+            let base_operations = if service_ports.is_empty() { Some(operations.clone()) } else { None };
+            match self.kernel.commit(operations).await? {
+                TransactionOutcome::Committed { took } => self.batch_sizer.measured(elements, took),
+                TransactionOutcome::Rejected(rejection) => {
+                    return match base_operations {
+                        Some(operations) => self.base_rejected(operations, rejection).await,
+                        None => Ok(CommitOutcome::Rejected(rejection)),
+                    };
+                }
+            }
         }
         self.families.programmed();
-        if !forgotten.is_empty()
-            && let Err(error) = self.kernel.forget_clients(forgotten).await
-        {
-            let error = format!("{error:#}");
-            warn!(error, "clients of session affinity stay until their timeout, although no service port has them");
-        }
+        self.forget_clients(forgotten).await;
+
         let unfinished: Vec<_> =
             partial.keys().filter_map(|index| service_ports.get(*index as usize)).cloned().collect();
         applied.commit(refs, updates, partial, !change.is_contested);
@@ -249,7 +274,8 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
     }
 
     fn node_dependents(&self, before: &NodeInfo, after: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {
-        (before.addresses != after.addresses).then_some(|port| !port.source_ranges.is_empty())
+        // Source ranges that contain an address of the node allow load-balancer IPs as sources, too.
+        if before.addresses != after.addresses { Some(|port| !port.source_ranges.is_empty()) } else { None }
     }
 
     fn families(&self) -> &UsableFamilies {
@@ -276,9 +302,12 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
     }
 
     async fn installed_objects(&mut self) -> Result<Vec<InstalledObject>> {
-        let tables = self.kernel.tables().await?.into_iter();
-        let names = tables.map(|(family, name)| format!("table {} {name}", TableFamily::from(family)));
-        Ok(names.map(|kind| InstalledObject { subsystem: "nf_tables".to_owned(), kind, count: 1 }).collect())
+        let mut objects = Vec::new();
+        for (family, name) in self.kernel.tables().await? {
+            let kind = format!("table {} {name}", TableFamily::from(family));
+            objects.push(InstalledObject { subsystem: "nf_tables".to_owned(), kind, count: 1 });
+        }
+        Ok(objects)
     }
 }
 
@@ -296,4 +325,10 @@ impl DryRunPlane for NftDataPlane<Netlink> {
     ) -> Result<Vec<Difference>> {
         Ok(differences(self.kernel.take_recorded(), |family, vip| ownership.owner(family, vip)))
     }
+}
+
+/// The elements of these service ports, without shared elements.
+fn element_count(updates: &[Update]) -> usize {
+    let desired = updates.iter().flat_map(|update| update.desired.iter().filter_map(|(_, desired)| desired.as_ref()));
+    desired.map(|desired| desired.len()).sum()
 }

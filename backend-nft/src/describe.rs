@@ -1,4 +1,4 @@
-//! Describes operations as differences for an operator: what would be added, changed and removed. Pure.
+//! Describes operations as differences for an operator: objects that would be added, changed and removed. Pure.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -11,6 +11,7 @@ use crate::{
     operation::Operation,
 };
 
+/// The changes of the tables of a family.
 #[derive(Debug, Default)]
 struct TableChange {
     is_added: bool,
@@ -36,7 +37,7 @@ struct ObjectChange {
 }
 
 /// An element that is deleted, added, or replaced.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct BeforeAfter {
     before: Option<Element>,
     after: Option<Element>,
@@ -68,10 +69,14 @@ impl TableChange {
             Operation::DeleteSet(name) => self.maps.entry(name).or_default().is_deleted = true,
             Operation::DeleteForeign(map, keys) => *self.foreign.entry(map).or_default() += keys.len(),
             Operation::DeleteElements(_, elements) => {
-                elements.list.into_iter().for_each(|element| self.element(element).before = Some(element));
+                for element in elements.list {
+                    self.element(element).before = Some(element);
+                }
             }
             Operation::AddElements(_, elements) => {
-                elements.list.into_iter().for_each(|element| self.element(element).after = Some(element));
+                for element in elements.list {
+                    self.element(element).after = Some(element);
+                }
             }
         }
     }
@@ -87,63 +92,85 @@ impl TableChange {
     fn differences<'a>(self, family: IpFamily, owner: impl Fn(&Vip) -> Option<&'a ServicePortKey>) -> Vec<Difference> {
         let table = table(family);
         let subsystem = format!("table {} {}", table.family, table.name);
-        let mut list = Vec::new();
-        let mut push = |kind, object: String, service_port| {
-            list.push(Difference::new(kind, subsystem.as_str(), object).of(service_port));
-        };
-        for name in self.others {
-            push(DifferenceKind::Remove, format!("the table {name} of another layout"), None);
+        let mut objects = Vec::new();
+        for name in &self.others {
+            objects.push((DifferenceKind::Remove, format!("the table {name} of another layout")));
         }
+        objects.extend(self.table());
+        // A table that is added contains all its maps and chains.
+        if !self.is_added || self.maps.is_empty() {
+            objects.extend(self.maps.iter().map(|(name, change)| map_difference(name, change)));
+            objects.extend(self.chains.iter().map(|(name, change)| chain_difference(name, change)));
+        }
+        for (map, count) in &self.foreign {
+            let object = format!("{}: {count} elements that Fairlead never writes", map.name());
+            objects.push((DifferenceKind::Remove, object));
+        }
+
+        let mut differences = Vec::new();
+        for (kind, object) in objects {
+            differences.push(Difference::new(kind, subsystem.as_str(), object));
+        }
+        for change in self.elements.values() {
+            if let Some((element, kind, object)) = element_difference(change) {
+                let service_port = owner(&vip_of_key(&element.vip));
+                differences.push(Difference::new(kind, subsystem.as_str(), object).of(service_port));
+            }
+        }
+        differences
+    }
+
+    /// The change of the table itself.
+    fn table(&self) -> Option<(DifferenceKind, String)> {
         match (self.is_deleted, self.is_added) {
-            (true, true) => push(DifferenceKind::Change, "the table, deleted and created again".to_owned(), None),
-            (true, false) => push(DifferenceKind::Remove, "the table".to_owned(), None),
+            (true, true) => Some((DifferenceKind::Change, "the table, deleted and created again".to_owned())),
+            (true, false) => Some((DifferenceKind::Remove, "the table".to_owned())),
             (false, true) if self.maps.is_empty() => {
-                push(DifferenceKind::Change, "the table, flag dormant cleared".to_owned(), None);
+                Some((DifferenceKind::Change, "the table, flag dormant cleared".to_owned()))
             }
             (false, true) => {
-                let (maps, chains) = (self.maps.len(), self.chains.len());
-                push(DifferenceKind::Add, format!("the table, with {maps} maps and sets and {chains} chains"), None);
+                let maps = self.maps.len();
+                let chains = self.chains.len();
+                Some((DifferenceKind::Add, format!("the table, with {maps} maps and sets and {chains} chains")))
             }
-            (false, false) => {}
+            (false, false) => None,
         }
-        if !self.is_added || self.maps.is_empty() {
-            for (name, ObjectChange { is_deleted, is_added, .. }) in self.maps {
-                let kind = match (is_deleted, is_added) {
-                    (true, true) => DifferenceKind::Change,
-                    (true, false) => DifferenceKind::Remove,
-                    (false, _) => DifferenceKind::Add,
-                };
-                push(kind, format!("map {name}"), None);
-            }
-            for (name, ObjectChange { is_added, is_flushed, is_deleted, rules }) in self.chains {
-                match (is_deleted, is_added) {
-                    (true, _) => push(DifferenceKind::Remove, format!("chain {name}"), None),
-                    (false, true) => push(DifferenceKind::Add, format!("chain {name}, {rules} rules"), None),
-                    (false, false) if is_flushed => {
-                        push(DifferenceKind::Change, format!("chain {name}, replaced by {rules} rules"), None);
-                    }
-                    (false, false) => push(DifferenceKind::Add, format!("chain {name}, {rules} more rules"), None),
-                }
-            }
+    }
+}
+
+fn map_difference(name: &str, change: &ObjectChange) -> (DifferenceKind, String) {
+    let kind = match (change.is_deleted, change.is_added) {
+        (true, true) => DifferenceKind::Change,
+        (true, false) => DifferenceKind::Remove,
+        (false, _) => DifferenceKind::Add,
+    };
+    (kind, format!("map {name}"))
+}
+
+fn chain_difference(name: &str, change: &ObjectChange) -> (DifferenceKind, String) {
+    let rules = change.rules;
+    if change.is_deleted {
+        (DifferenceKind::Remove, format!("chain {name}"))
+    } else if change.is_added {
+        (DifferenceKind::Add, format!("chain {name}, {rules} rules"))
+    } else if change.is_flushed {
+        (DifferenceKind::Change, format!("chain {name}, replaced by {rules} rules"))
+    } else {
+        (DifferenceKind::Add, format!("chain {name}, {rules} more rules"))
+    }
+}
+
+/// The element that changes, and how; `None`: it is replaced by the same element.
+fn element_difference(change: &BeforeAfter) -> Option<(Element, DifferenceKind, String)> {
+    match (change.before, change.after) {
+        (Some(before), Some(after)) if before == after => None,
+        (Some(before), Some(after)) => {
+            let object = format!("{}: {} -> {}", key(&after), value(&before), value(&after));
+            Some((after, DifferenceKind::Change, object))
         }
-        for (map, count) in self.foreign {
-            push(DifferenceKind::Remove, format!("{}: {count} elements that Fairlead never writes", map.name()), None);
-        }
-        for BeforeAfter { before, after } in self.elements.into_values() {
-            let Some(Element { vip, .. }) = before.or(after) else { continue };
-            let service_port = owner(&vip_of_key(&vip));
-            match (before, after) {
-                (Some(before), Some(after)) if before == after => {}
-                (Some(before), Some(after)) => {
-                    let object = format!("{}: {} -> {}", key(&after), value(&before), value(&after));
-                    push(DifferenceKind::Change, object, service_port);
-                }
-                (Some(before), None) => push(DifferenceKind::Remove, describe(&before), service_port),
-                (None, Some(after)) => push(DifferenceKind::Add, describe(&after), service_port),
-                (None, None) => {}
-            }
-        }
-        list
+        (Some(before), None) => Some((before, DifferenceKind::Remove, describe(&before))),
+        (None, Some(after)) => Some((after, DifferenceKind::Add, describe(&after))),
+        (None, None) => None,
     }
 }
 

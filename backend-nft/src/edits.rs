@@ -1,13 +1,13 @@
-//! The changes of one service port in one table, and which of them come first if they do not fit into a transaction.
+//! The changes of one service port in one table, and their order if they do not fit into one transaction.
 //!
 //! ```text
-//!   1. elements that several service ports need      5. what leads there (aliases, verdicts), VIP by VIP
-//!   2. the group of its source ranges                6. removed slots and members that nothing leads to
-//!   3. new slots and members                         7. elements that this service port needs no more
+//!   1. new references of shared elements             5. elements that lead there (aliases, verdicts), VIP by VIP
+//!   2. the group of its source ranges                6. removed slots and members, to which no element leads any more
+//!   3. new slots and members                         7. references of shared elements that it gives up
 //!   4. slots with another endpoint
 //! ```
 //!
-//! After each of them the service port is valid: a VIP leads to the old pool and the old group of source ranges until
+//! After each step the service port is valid: a VIP leads to the old pool and the old group of source ranges until
 //! the new ones are complete.
 
 use std::{
@@ -29,11 +29,11 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(crate) struct PlannedUpdate {
     pub(crate) update: Update,
-    /// Its changes; `None`: the table has nothing of it.
+    /// Its changes; `None`: the table has nothing of it, or a transaction has taken them.
     pub(crate) edits: PerFamily<Option<Box<Edits>>>,
-    /// The changes that an earlier transaction has left.
+    /// The changes that did not fit into an earlier transaction.
     pub(crate) remaining: Option<Box<PerFamily<RemainingEdits>>>,
-    /// How many elements programming it would change, or a few more.
+    /// The number of elements that its changes write, or a few more.
     pub(crate) size: usize,
 }
 
@@ -43,8 +43,9 @@ pub(crate) struct PlannedUpdate {
 pub(crate) struct Edits {
     pub(crate) removed: Vec<Element>,
     pub(crate) added: Vec<Element>,
-    /// The same for shared elements, of which references are counted.
+    /// The shared elements to which it gives up a reference.
     pub(crate) unshared: Vec<Element>,
+    /// The shared elements to which it gets a reference.
     pub(crate) shared: Vec<Element>,
     /// `None`: it needs no group of source ranges, or the group is complete.
     pub(crate) group: Option<GroupEdits>,
@@ -61,7 +62,7 @@ pub(crate) struct GroupEdits {
 }
 
 /// The changes of a service port that do not fit into a transaction, except for those of its group of source ranges.
-/// They are computed once, and each transaction takes the next ones.
+/// They are computed once, and each transaction takes the next changes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RemainingEdits {
     /// New references of shared elements, in reverse order.
@@ -74,11 +75,11 @@ pub(crate) struct RemainingEdits {
 struct OrderedEdit {
     edit: Edit,
     element: Element,
-    /// Whether the next one has to be in the same transaction.
+    /// Whether the next change has to be in the same transaction.
     is_followed: bool,
 }
 
-/// What a service port has in a table after a part of its changes.
+/// The elements of a service port in a table after a part of its changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PartialServicePort {
     /// Its elements that are not shared.
@@ -98,35 +99,43 @@ enum Edit {
 
 type ElementKey = (Map, Vip, u32, Option<ElementData>);
 
+// === impl Edits ===
+
 impl Edits {
-    /// The changes from the elements that the table has, the service port's own and the shared ones.
+    /// The changes from the elements in the table (`old_shared`: the shared elements) to the desired ones.
     pub(crate) fn between(
         old: Vec<Element>,
         old_shared: Vec<Element>,
         desired: Option<&Desired>,
         group: Option<GroupEdits>,
     ) -> Self {
-        let (mut new, mut new_shared) = (Vec::new(), Vec::new());
-        desired.inspect(|desired| desired.elements(&mut new));
-        desired.inspect(|desired| desired.shared(&mut new_shared));
-        let ((removed, added), (unshared, shared)) = (differences(old, new), differences(old_shared, new_shared));
+        let mut new = Vec::new();
+        let mut new_shared = Vec::new();
+        if let Some(desired) = desired {
+            desired.elements(&mut new);
+            desired.shared(&mut new_shared);
+        }
+
+        let (removed, added) = differences(old, new);
+        let (unshared, shared) = differences(old_shared, new_shared);
         Self { removed, added, unshared, shared, group }
     }
 
     /// The number of elements that they write. `refs`: the references of shared elements.
     pub(crate) fn writes(&self, refs: &RefCounts) -> usize {
-        let added = self.shared.iter().filter(|element| !refs.elements.contains(element)).count();
-        let unused = |element: &&Element| refs.elements.get(element).is_some_and(|count| count <= 1);
+        let is_new = |element: &&Element| !refs.elements.contains(element);
+        let is_unused = |element: &&Element| refs.elements.get(element).is_some_and(|count| count <= 1);
+        let shared = self.shared.iter().filter(is_new).count() + self.unshared.iter().filter(is_unused).count();
         let group = self.group.as_ref().map_or(0, GroupEdits::len);
-        group + self.removed.len() + self.added.len() + added + self.unshared.iter().filter(unused).count()
+        self.removed.len() + self.added.len() + shared + group
     }
 
-    /// The changes in their order; without those of the group of source ranges, which it returns, too.
+    /// The changes in their order, and apart from them the changes of the group of source ranges.
     pub(crate) fn into_remaining(mut self) -> (RemainingEdits, Option<GroupEdits>) {
         let mut own = Vec::with_capacity(self.removed.len() + self.added.len() + self.unshared.len());
-        for group in self.in_order() {
-            let last = group.len() - 1;
-            let edits = group.into_iter().enumerate();
+        for unit in self.in_order() {
+            let last = unit.len() - 1;
+            let edits = unit.into_iter().enumerate();
             own.extend(edits.map(|(at, (edit, element))| OrderedEdit { edit, element, is_followed: at < last }));
         }
         own.reverse();
@@ -134,32 +143,37 @@ impl Edits {
         (RemainingEdits { shared: self.shared, own }, self.group)
     }
 
-    /// The changes of its own elements, and those of which it gives up references, in groups, each of which has to be
-    /// in one transaction.
+    /// The changes of its own elements, and the references that it gives up, in units, each of which has to be in one
+    /// transaction.
     fn in_order(&self) -> impl Iterator<Item = Vec<(Edit, Element)>> {
         let leaves = self.added.iter().filter(|element| element.is_leaf());
         let mut new: BTreeMap<ElementKey, Element> = leaves.map(|element| (key(element), *element)).collect();
-        let (mut replaced, mut gone) = (Vec::new(), Vec::new());
+        let mut replaced = Vec::new();
+        let mut gone = Vec::new();
         for old in self.removed.iter().filter(|element| element.is_leaf()) {
             match new.remove(&key(old)) {
                 Some(element) => replaced.push(vec![(Edit::Remove, *old), (Edit::Add, element)]),
-                // Clients are not sent to a removed endpoint any more because of session affinity.
+                // Early, so that session affinity sends no more clients to a removed endpoint.
                 None if matches!(old.data, ElementData::Member(..)) => replaced.push(vec![(Edit::Remove, *old)]),
                 None => gone.push(vec![(Edit::Remove, *old)]),
             }
         }
         gone.extend(self.unshared.iter().map(|element| vec![(Edit::Unshare, *element)]));
-        let mut by_vip: BTreeMap<Vip, Vec<(Edit, Element)>> = BTreeMap::new();
-        let leading = |list: &[Element], edit| -> Vec<_> {
-            list.iter().filter(|element| !element.is_leaf()).map(|element| (edit, *element)).collect()
-        };
-        for (edit, element) in leading(&self.removed, Edit::Remove).into_iter().chain(leading(&self.added, Edit::Add)) {
-            by_vip.entry(element.vip).or_default().push((edit, element));
+
+        let mut leading: BTreeMap<Vip, Vec<(Edit, Element)>> = BTreeMap::new();
+        for element in self.removed.iter().filter(|element| !element.is_leaf()) {
+            leading.entry(element.vip).or_default().push((Edit::Remove, *element));
         }
+        for element in self.added.iter().filter(|element| !element.is_leaf()) {
+            leading.entry(element.vip).or_default().push((Edit::Add, *element));
+        }
+
         let new = new.into_values().map(|element| vec![(Edit::Add, element)]);
-        new.chain(replaced).chain(by_vip.into_values()).chain(gone)
+        new.chain(replaced).chain(leading.into_values()).chain(gone)
     }
 }
+
+// === impl RemainingEdits ===
 
 impl RemainingEdits {
     /// An upper bound of the number of elements that they write.
@@ -174,13 +188,15 @@ impl RemainingEdits {
         let rest = self.shared.len().saturating_sub(left);
         taken.shared.extend(self.shared.drain(rest..).rev());
         left -= taken.shared.len();
-        if left > 0 {
-            taken.group = group;
-        }
-        if let Some(group) = &mut taken.group {
+
+        if left > 0
+            && let Some(mut group) = group
+        {
             group.truncate(left);
             left -= group.len();
+            taken.group = Some(group);
         }
+
         let mut is_followed = false;
         while let Some(next) = self.own.pop_if(|_| left > 0 || is_followed) {
             left = left.saturating_sub(1);
@@ -195,6 +211,8 @@ impl RemainingEdits {
     }
 }
 
+// === impl GroupEdits ===
+
 impl GroupEdits {
     /// The changes of the group of source ranges of a service port; `None`: it needs none, or the group is complete.
     pub(crate) fn of(refs: &RefCounts, family: IpFamily, update: &Update) -> Option<Self> {
@@ -204,11 +222,12 @@ impl GroupEdits {
             return None;
         }
         let old = observed.map_or(&[][..], |observed| &observed.prefixes);
-        let only_in = |one: &[IpNet], other: &[IpNet]| {
-            one.iter().filter(|prefix| other.binary_search(prefix).is_err()).copied().collect()
-        };
-        let (removed, added) = (only_in(old, &group.prefixes), only_in(&group.prefixes, old));
-        Some(Self { group: group.clone(), removed, added, is_complete: true })
+        Some(Self {
+            group: group.clone(),
+            removed: without(old, &group.prefixes),
+            added: without(&group.prefixes, old),
+            is_complete: true,
+        })
     }
 
     /// The number of elements that they write.
@@ -224,17 +243,25 @@ impl GroupEdits {
     }
 }
 
+/// The prefixes of a list without the excluded ones, which are sorted.
+fn without(prefixes: &[IpNet], excluded: &[IpNet]) -> Vec<IpNet> {
+    prefixes.iter().filter(|prefix| excluded.binary_search(prefix).is_err()).copied().collect()
+}
+
+// === impl PartialServicePort ===
+
 impl PartialServicePort {
     /// Records that these changes were committed.
     pub(crate) fn committed(&mut self, edits: &Edits) {
-        for (set, removed, added) in
-            [(&mut self.elements, &edits.removed, &edits.added), (&mut self.shared, &edits.unshared, &edits.shared)]
-        {
-            for element in removed {
-                set.remove(element);
-            }
-            set.extend(added);
+        for element in &edits.removed {
+            self.elements.remove(element);
         }
+        self.elements.extend(&edits.added);
+
+        for element in &edits.unshared {
+            self.shared.remove(element);
+        }
+        self.shared.extend(&edits.shared);
     }
 
     /// The elements of a VIP or a pool key, sorted.
@@ -244,7 +271,7 @@ impl PartialServicePort {
     }
 }
 
-/// What identifies an element in the kernel.
+/// The parts of an element that identify it in the kernel.
 fn key(element: &Element) -> ElementKey {
     let in_key = matches!(element.data, ElementData::Member(..)).then_some(element.data);
     (element.map, element.vip, element.index, in_key)
@@ -256,8 +283,11 @@ fn differences(old: Vec<Element>, new: Vec<Element>) -> (Vec<Element>, Vec<Eleme
     if old.is_empty() || new.is_empty() {
         return (old, new);
     }
-    let (mut removed, mut added) = (Vec::new(), Vec::new());
-    let (mut old, mut new) = (old.into_iter().peekable(), new.into_iter().peekable());
+
+    let mut removed = Vec::new();
+    let mut added = Vec::new();
+    let mut old = old.into_iter().peekable();
+    let mut new = new.into_iter().peekable();
     loop {
         let order = match (old.peek(), new.peek()) {
             (Some(old), Some(new)) => old.cmp(new),

@@ -28,7 +28,7 @@ pub(crate) struct Element {
     pub(crate) data: ElementData,
 }
 
-/// What an element contains besides its VIP and slot.
+/// The data of an element besides its VIP and slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum ElementData {
     None,
@@ -42,7 +42,7 @@ pub(crate) enum ElementData {
     Source(SourceGroupId),
 }
 
-/// What happens to packets to a VIP.
+/// The verdict for packets to a VIP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Verdict {
     /// Drop: there are endpoints, but none for this source class.
@@ -81,6 +81,7 @@ impl Element {
             let byte = self.index.to_le_bytes();
             return Fields::new().raw(&byte).raw(&byte);
         }
+
         let fields = match (self.vip, self.data) {
             (Vip::AddressPort { address, .. }, _) if self.map == Map::Hairpin => Fields::new().addr(address),
             (_, ElementData::Member(address, port)) => Fields::new().addr(address).port(port),
@@ -101,6 +102,7 @@ impl Element {
             MapContent::PaddedEndpoint | MapContent::PoolKey => Fields::new().mark(0),
             _ => Fields::new(),
         };
+
         match self.data {
             ElementData::Endpoint(address, port) => Some(padding.addr(address).port(port)),
             ElementData::PoolKey(vip) => Some(vip_fields(padding, &vip)),
@@ -137,13 +139,21 @@ impl Element {
 
     /// Decodes an element. `None`: Fairlead never writes such an element.
     pub(crate) fn read(map: Map, family: IpFamily, element: &nft::Element<'_>) -> Option<Self> {
-        let mut fields = FieldReader::new(element.key);
-        if map.is_fixed() {
-            let byte = fields.mark()?.to_ne_bytes()[0];
-            let read = Self::equal_bytes(family).nth(byte.into())?;
-            return (element.key_end.is_none() && read.key()[..] == *element.key).then_some(read);
-        }
+        let read = if map.is_fixed() { Self::read_byte(family, element)? } else { Self::decode(map, family, element)? };
+        // Parts that are not decoded (padding, a second address) must be as Fairlead writes them.
+        if element.key_end.is_none() && read.key()[..] == *element.key { Some(read) } else { None }
+    }
+
+    /// Decodes an element of [`Map::EqualBytes`].
+    fn read_byte(family: IpFamily, element: &nft::Element<'_>) -> Option<Self> {
+        let byte = FieldReader::new(element.key).mark()?.to_ne_bytes()[0];
+        Self::equal_bytes(family).nth(byte.into())
+    }
+
+    /// Decodes the parts of an element that differ between elements of the map.
+    fn decode(map: Map, family: IpFamily, element: &nft::Element<'_>) -> Option<Self> {
         let endpoint = |fields: &mut FieldReader<'_>| Some((fields.addr(family)?, fields.port()?));
+        let mut fields = FieldReader::new(element.key);
         let mut index = 0;
         let before_vip = match map.content() {
             MapContent::Nothing if map == Map::Hairpin => fields.addr(family).map(|_| ElementData::None)?,
@@ -156,6 +166,7 @@ impl Element {
             _ => ElementData::None,
         };
         let vip = vip(map.vip_shape(), &mut fields, family)?;
+
         let data = match (map.content(), &element.data) {
             (MapContent::Nothing | MapContent::Member | MapContent::Source, nft::ElementData::None) => before_vip,
             (MapContent::Verdict, nft::ElementData::Verdict(verdict)) => ElementData::Verdict(Verdict::read(verdict)),
@@ -175,14 +186,16 @@ impl Element {
             }
             _ => return None,
         };
-        let read = Self { vip, map, index, data };
-        if map.content() == MapContent::Source {
-            read.prefix().filter(|prefix| vip == Vip::Address(prefix.network()))?;
+
+        let decoded = Self { vip, map, index, data };
+        if map.content() == MapContent::Source && vip != Vip::Address(decoded.prefix()?.network()) {
+            return None;
         }
-        // Parts that are not decoded (padding, a second address) must be as Fairlead writes them.
-        (element.key_end.is_none() && read.key()[..] == *element.key).then_some(read)
+        Some(decoded)
     }
 }
+
+// === impl Verdict ===
 
 impl Verdict {
     /// The name of the chain that it jumps to.
@@ -219,20 +232,21 @@ fn vip_fields(before: Fields, vip: &Vip) -> Fields {
 
 /// Reads a VIP from the next fields of a key.
 fn vip(shape: VipShape, fields: &mut FieldReader<'_>, family: IpFamily) -> Option<Vip> {
-    let protocol_port = |fields: &mut FieldReader<'_>| {
-        let number = fields.proto()?;
-        Some((Protocol::ALL.into_iter().find(|protocol| protocol.number() == number)?, fields.port()?))
-    };
     Some(match shape {
         VipShape::Address => Vip::Address(fields.addr(family)?),
         VipShape::AddressPort => {
             let address = fields.addr(family)?;
-            let (protocol, port) = protocol_port(fields)?;
-            Vip::AddressPort { address, port, protocol }
+            let protocol = protocol(fields)?;
+            Vip::AddressPort { address, port: fields.port()?, protocol }
         }
         VipShape::NodePort => {
-            let (protocol, port) = protocol_port(fields)?;
-            Vip::NodePort { port, protocol }
+            let protocol = protocol(fields)?;
+            Vip::NodePort { port: fields.port()?, protocol }
         }
     })
+}
+
+fn protocol(fields: &mut FieldReader<'_>) -> Option<Protocol> {
+    let number = fields.proto()?;
+    Protocol::ALL.into_iter().find(|protocol| protocol.number() == number)
 }

@@ -55,10 +55,6 @@
 //!                                        └─▶ describe ────────────────────────────┤
 //!                                                              batch_sizer ───────┘
 //! ```
-//!
-//! `element`: elements of maps, and the names of chains; `slots`: the index of each endpoint in its pool; `operation`:
-//! a step of a transaction; `refs`: the reference counts of shared objects; `edits`: the changes of a service port, in
-//! steps; `desired`, `observed`, `applied`: the three states; `plan`: the difference, in a safe order.
 
 mod affine_ports;
 mod applied;
@@ -107,14 +103,15 @@ pub fn open(options: DataplaneOptions) -> Result<Nft> {
 /// # Errors
 /// If the kernel cannot be read.
 pub async fn programmed_families() -> Result<Vec<IpFamily>> {
-    let families: BTreeSet<_> = Netlink::open()?.tables().await?.into_iter().map(|(family, _)| family).collect();
+    let tables = Netlink::open()?.tables().await?;
+    let families: BTreeSet<IpFamily> = tables.into_iter().map(|(family, _)| family).collect();
     Ok(families.into_iter().collect())
 }
 
 /// Deletes our tables of these families. Established connections continue.
 ///
 /// # Errors
-/// When the kernel rejects it.
+/// If the kernel rejects the deletion.
 pub async fn remove(families: &[IpFamily]) -> Result<()> {
     delete_tables(&mut Netlink::open()?, families).await
 }

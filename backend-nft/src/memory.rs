@@ -1,12 +1,12 @@
 //! The kernel in memory under a real data plane, for simulations.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use anyhow::Result;
 use backend::{
     Drift,
     dataplane::{DataplaneOptions, Vip},
-    driver::{Driver, Rejection},
+    driver::Driver,
     testing::{ErrorDetail, Gate, MemoryKernel},
 };
 use proto::model::{IpFamily, PerFamily};
@@ -14,7 +14,7 @@ use proto::model::{IpFamily, PerFamily};
 use crate::{
     data_plane::NftDataPlane,
     desired::EndpointKeys,
-    kernel::{Kernel, Listing, fake::Fake},
+    kernel::{Kernel, Listing, TransactionOutcome, fake::Fake},
     operation::Operation,
 };
 
@@ -22,7 +22,7 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub struct Memory(Fake);
 
-/// One behind a gate.
+/// The fake kernel behind a gate, at which a simulation delays or fails each call.
 #[derive(Debug)]
 pub struct Gated {
     kernel: Fake,
@@ -39,7 +39,9 @@ impl MemoryKernel for Memory {
     fn content(&self) -> Vec<String> {
         let tables = self.0.tables();
         let mut content: Vec<_> = tables.iter().flat_map(|(_, table)| table).map(|table| table.shape()).collect();
-        content.extend(self.0.has_others().then(|| "a table of another layout".to_owned()));
+        if self.0.has_others() {
+            content.push("a table of another layout".to_owned());
+        }
         content.sort_unstable();
         content
     }
@@ -72,7 +74,7 @@ impl Kernel for Gated {
         Kernel::tables(&mut self.kernel).await
     }
 
-    async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Result<Duration, Rejection>> {
+    async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<TransactionOutcome> {
         self.gate.write(self.kernel.commit(operations)).await?
     }
 

@@ -1,4 +1,4 @@
-//! The observed state: what the kernel contains, and which repairs of the base ruleset it needs.
+//! The observed state: the content of our tables in the kernel, and the repairs of the base ruleset that they need.
 
 mod elements;
 #[cfg(test)]
@@ -11,11 +11,11 @@ use backend::{
     dataplane::{EffectiveOptions, Vip},
 };
 use ipnet::IpNet;
-use netlink::nft::{Chain, Rule, SetFlags};
+use netlink::nft::{Chain, ListedRule, Rule, Set, SetFlags};
 use proto::model::{Endpoint, IpFamily, PerFamily};
 
 use crate::{
-    desired::{Base, Slots},
+    desired::{Base, FixedChain, Slots},
     element::{Element, ElementData, Map, PoolChain, SourceGroupId},
     kernel::{Listing, serves},
     operation::{Elements, Operation, Repairs},
@@ -23,14 +23,14 @@ use crate::{
 };
 pub(crate) use elements::ObservedElements;
 
-/// What was read from the kernel, and the repairs of the base ruleset that it needs.
+/// The tables that were read from the kernel, and the repairs of the base ruleset that they need.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Observed {
     pub(crate) tables: PerFamily<ObservedTable>,
     pub(crate) repairs: PerFamily<Repairs>,
 }
 
-/// What a table contains because of service ports.
+/// The content of a table that belongs to service ports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ObservedTable {
     /// The elements, sorted; without shared elements.
@@ -46,17 +46,9 @@ struct ObservedGroup {
     rules: Option<Vec<Rule>>,
 }
 
-/// Elements are sorted by their slot.
-fn fill_slot(slots: &mut Vec<Option<Endpoint>>, element: &Element) {
-    /// After a larger gap another process has written the element: a slot of four billion takes no memory.
-    const MAX_GAP: usize = 1024;
-    let ElementData::Endpoint(address, port) = element.data else { return };
-    let (Some(port), index) = (port.try_into().ok(), element.index as usize) else { return };
-    if index >= slots.len() && index < slots.len() + MAX_GAP {
-        slots.resize(index, None);
-        slots.push(Some(Endpoint::new(address, port)));
-    }
-}
+/// The most unused slots between two endpoints of a pool. After a larger gap, another process has written the element:
+/// a slot of four billion must take no memory.
+const MAX_SLOT_GAP: usize = 1024;
 
 // === impl Observed ===
 
@@ -72,8 +64,7 @@ impl Observed {
     ///                              └─ complete: serves ────┘
     /// ```
     pub(crate) fn of(listings: PerFamily<Listing>, base: &PerFamily<Base>, effective: &EffectiveOptions) -> Self {
-        let mut tables = PerFamily::<ObservedTable>::default();
-        let mut repairs = PerFamily::<Repairs>::default();
+        let mut observed = Self::default();
         for (family, mut listing) in listings {
             let base = &base[family];
             let others = std::mem::take(&mut listing.others);
@@ -82,29 +73,23 @@ impl Observed {
                 listing = Listing::default();
                 deleted.push(Operation::DeleteTable(NFT_TABLE.to_owned()));
             }
-            let is_deferred = !serves(&listing.chains) && others.values().any(|is_serving| *is_serving);
-            let others = others.into_keys().map(Operation::DeleteTable);
             listing.elements.sort_unstable();
-            repairs[family] = repair(&listing, base, is_deferred, family, effective);
-            if is_deferred { &mut repairs[family].last } else { &mut deleted }.extend(others);
-            repairs[family].first.splice(0..0, deleted);
-            let mut table = ObservedTable::default();
-            for chain in listing.chains.iter().filter_map(|chain| PoolChain::parse(&chain.name)) {
-                table.refs.chains.observe(chain);
+
+            let is_deferred = !serves(&listing.chains) && others.values().any(|is_serving| *is_serving);
+            let mut repairs = repair(&listing, base, is_deferred, family, effective);
+            let others = others.into_keys().map(Operation::DeleteTable);
+            if is_deferred {
+                repairs.last.extend(others);
+            } else {
+                deleted.extend(others);
             }
-            table.observe_groups(family, &listing);
-            listing.elements.retain(|element| {
-                table.refs.observe_element(element);
-                if element.map.is_shared() && element.map != Map::AllowedSources {
-                    table.refs.elements.observe(*element);
-                }
-                !element.map.is_shared() && !element.map.is_fixed()
-            });
-            table.elements = listing.elements;
-            repairs[family].foreign = listing.foreign;
-            tables[family] = table;
+            repairs.first.splice(0..0, deleted);
+            repairs.foreign = std::mem::take(&mut listing.foreign);
+
+            observed.repairs[family] = repairs;
+            observed.tables[family] = ObservedTable::of(family, listing);
         }
-        Self { tables, repairs }
+        observed
     }
 
     /// Whether a table of this layout is deleted, because another process has altered it beyond repair.
@@ -117,6 +102,26 @@ impl Observed {
 // === impl ObservedTable ===
 
 impl ObservedTable {
+    /// `listing`: its elements are sorted.
+    fn of(family: IpFamily, mut listing: Listing) -> Self {
+        let mut table = Self::default();
+        for chain in listing.chains.iter().filter_map(|chain| PoolChain::parse(&chain.name)) {
+            table.refs.chains.observe(chain);
+        }
+        table.observe_groups(family, &listing);
+
+        for element in &listing.elements {
+            table.refs.observe_element(element);
+            // The elements of groups of source ranges are counted with their groups.
+            if element.map.is_shared() && element.map != Map::AllowedSources {
+                table.refs.elements.observe(*element);
+            }
+        }
+        listing.elements.retain(|element| !element.map.is_shared() && !element.map.is_fixed());
+        table.elements = listing.elements;
+        table
+    }
+
     /// Collects the chains and elements of groups of source ranges.
     fn observe_groups(&mut self, family: IpFamily, listing: &Listing) {
         let mut groups: BTreeMap<SourceGroupId, ObservedGroup> = BTreeMap::new();
@@ -133,6 +138,7 @@ impl ObservedTable {
                 groups.entry(id).or_default().prefixes.push(prefix);
             }
         }
+
         for (id, ObservedGroup { mut prefixes, rules }) in groups {
             prefixes.sort_unstable();
             self.refs.observe_group(family, id, prefixes, rules);
@@ -147,7 +153,7 @@ impl ObservedTable {
     }
 }
 
-/// The slots of endpoints, under the first of these keys that has any. `of_key`: the elements of a key, sorted.
+/// The slots of endpoints, under the first of these keys that has endpoints. `of_key`: the elements of a key, sorted.
 pub(crate) fn slots<'a, I: IntoIterator<Item = &'a Element>>(
     keys: impl Iterator<Item = Vip>,
     of_key: impl Fn(Vip) -> I,
@@ -164,34 +170,46 @@ pub(crate) fn slots<'a, I: IntoIterator<Item = &'a Element>>(
                 _ => {}
             }
         }
-        for (kept, found) in [(&mut slots.cluster, found.cluster), (&mut slots.local, found.local)] {
-            if kept.is_empty() {
-                *kept = found;
-            }
+        if slots.cluster.is_empty() {
+            slots.cluster = found.cluster;
+        }
+        if slots.local.is_empty() {
+            slots.local = found.local;
         }
     }
     slots
 }
 
-// === the base ruleset ===
+/// Records the slot of an endpoint. The elements before it have lower slots.
+fn fill_slot(slots: &mut Vec<Option<Endpoint>>, element: &Element) {
+    let ElementData::Endpoint(address, port) = element.data else { return };
+    let Ok(port) = port.try_into() else { return };
+    let index = element.index as usize;
+    if index >= slots.len() && index < slots.len() + MAX_SLOT_GAP {
+        slots.resize(index, None);
+        slots.push(Some(Endpoint::new(address, port)));
+    }
+}
 
-/// Whether the objects with our names have our definitions, and what is missing can be added. If not, another program
+// === The base ruleset ===
+
+/// Whether the objects with our names have our definitions, and missing objects can be added. If not, another program
 /// has changed the table.
 fn is_compatible(listing: &Listing, base: &Base) -> bool {
     let is_same_table = listing.table.as_ref().is_none_or(|table| table.comment == base.table.comment);
-    let are_same_sets =
-        listing.sets.iter().all(|set| base.sets.iter().all(|ours| ours.name != set.name || ours == set));
-    let are_same_chains = listing.chains.iter().all(|chain| match base.chain(&chain.name) {
+    let is_same_set = |set: &Set| base.sets.iter().all(|ours| ours.name != set.name || ours == set);
+    let is_same_chain = |chain: &Chain| match base.chain(&chain.name) {
         Some(ours) => ours.chain == *chain,
         None => !is_chain_of_services(&chain.name) || *chain == Chain::regular(&*chain.name),
-    });
-    // The kernel rejects a new base chain after a change of the flags of its table in the same transaction.
-    let are_base_chains_complete = || {
-        let mut base_chains = base.chains.iter().filter(|fixed| fixed.chain.base.is_some());
-        base_chains.all(|fixed| listing.chains.contains(&fixed.chain))
     };
+    if !is_same_table || !listing.sets.iter().all(is_same_set) || !listing.chains.iter().all(is_same_chain) {
+        return false;
+    }
+
+    // The kernel rejects a new base chain after a change of the flags of its table in the same transaction.
     let are_same_flags = listing.table.as_ref().is_none_or(|table| table.flags == base.table.flags);
-    is_same_table && are_same_sets && are_same_chains && (are_same_flags || are_base_chains_complete())
+    let mut base_chains = base.chains.iter().filter(|fixed| fixed.chain.base.is_some());
+    are_same_flags || base_chains.all(|fixed| listing.chains.contains(&fixed.chain))
 }
 
 /// Whether the chain is created on demand by service ports.
@@ -199,7 +217,8 @@ fn is_chain_of_services(name: &str) -> bool {
     PoolChain::parse(name).is_some() || SourceGroupId::parse(name).is_some()
 }
 
-/// Without a table in the listing, this creates everything. `is_deferred`: the last transaction adds base chains.
+/// The repairs of the base ruleset and of pool chains. Without a table in the listing, they create all objects.
+/// `is_deferred`: the last transaction adds base chains.
 fn repair(
     listing: &Listing,
     base: &Base,
@@ -211,58 +230,115 @@ fn repair(
     if listing.table.as_ref().is_none_or(|table| table.flags != base.table.flags) {
         repairs.first.push(Operation::AddTable);
     }
-    let mut rules: HashMap<&str, Vec<&Rule>> = HashMap::new();
-    for listed in &listing.rules {
-        rules.entry(&listed.chain).or_default().push(&listed.rule);
-    }
-    let mut take = |name: &str| rules.remove(name).unwrap_or_default();
+
+    let rules = RulesByChain::new(&listing.rules);
     for fixed in &base.chains {
-        let name = &fixed.chain.name;
-        if !listing.chains.contains(&fixed.chain) {
-            // Base chains are added last, with their rules: packets traverse them at once.
-            let is_hook = fixed.chain.base.is_some();
-            let rules = if is_hook && is_deferred { &mut repairs.last } else { &mut repairs.rules };
-            let chains = if is_hook { &mut *rules } else { &mut repairs.first };
-            chains.push(Operation::AddChain(fixed.chain.clone()));
-            rules.extend(fixed.add_rules());
-            continue;
-        }
-        let found = take(name);
-        if !found.iter().copied().eq(&fixed.rules) {
-            repairs.first.extend((!found.is_empty()).then(|| Operation::FlushChain(name.clone())));
-            repairs.rules.extend(fixed.add_rules());
+        if listing.chains.contains(&fixed.chain) {
+            repair_rules(fixed, &rules, &mut repairs);
+        } else {
+            add_chain(fixed, is_deferred, &mut repairs);
         }
     }
-    let is_foreign = |chain: &&Chain| base.chain(&chain.name).is_none() && SourceGroupId::parse(&chain.name).is_none();
-    let mut foreign_chains = Vec::new();
-    for chain in listing.chains.iter().filter(is_foreign) {
-        let found = take(&chain.name);
-        match PoolChain::parse(&chain.name) {
-            Some(pool) if found.iter().copied().eq(&pool.rules(family, effective)) => {}
-            Some(pool) => repairs.pools.push(pool),
-            None => {
-                // Until the last transaction, elements of an earlier version may refer to it. Its rules may jump to the
-                // next chain that is deleted, and use a set that is.
-                repairs.last.extend((!found.is_empty()).then(|| Operation::FlushChain(chain.name.clone())));
-                foreign_chains.push(Operation::DeleteChain(chain.name.clone()));
-            }
+    repair_pool_chains(listing, &rules, family, effective, &mut repairs);
+
+    let foreign = listing.chains.iter().map(|chain| &*chain.name).filter(|name| is_foreign_chain(base, name));
+    // Rules of a foreign chain may jump to the next foreign chain, and use a foreign set.
+    let flushed = foreign.clone().filter(|name| !rules.of(name).is_empty());
+    repairs.last.extend(flushed.map(|name| Operation::FlushChain(name.to_owned())));
+    repair_sets(listing, base, family, &mut repairs);
+    repairs.last.extend(foreign.map(|name| Operation::DeleteChain(name.to_owned())));
+    repairs
+}
+
+/// Adds a chain of the base ruleset with its rules.
+fn add_chain(fixed: &FixedChain, is_deferred: bool, repairs: &mut Repairs) {
+    let chain = Operation::AddChain(fixed.chain.clone());
+    if fixed.chain.base.is_none() {
+        repairs.first.push(chain);
+        repairs.rules.extend(fixed.add_rules());
+        return;
+    }
+
+    // Base chains are added last, because packets traverse them at once.
+    let operations = if is_deferred { &mut repairs.last } else { &mut repairs.rules };
+    operations.push(chain);
+    operations.extend(fixed.add_rules());
+}
+
+/// Replaces the rules of a chain of the base ruleset if they differ.
+fn repair_rules(fixed: &FixedChain, rules: &RulesByChain<'_>, repairs: &mut Repairs) {
+    let name = &fixed.chain.name;
+    let found = rules.of(name);
+    if found.iter().copied().eq(&fixed.rules) {
+        return;
+    }
+    if !found.is_empty() {
+        repairs.first.push(Operation::FlushChain(name.clone()));
+    }
+    repairs.rules.extend(fixed.add_rules());
+}
+
+/// Collects the pool chains with wrong rules.
+fn repair_pool_chains(
+    listing: &Listing,
+    rules: &RulesByChain<'_>,
+    family: IpFamily,
+    effective: &EffectiveOptions,
+    repairs: &mut Repairs,
+) {
+    for chain in &listing.chains {
+        let Some(pool) = PoolChain::parse(&chain.name) else { continue };
+        if !rules.of(&chain.name).iter().copied().eq(&pool.rules(family, effective)) {
+            repairs.pools.push(pool);
         }
     }
-    let missing_sets = base.sets.iter().filter(|set| listing.sets.iter().all(|found| found.name != set.name));
-    repairs.first.extend(missing_sets.cloned().map(Operation::AddSet));
+}
+
+/// Adds missing sets and the fixed elements that they should have, and deletes foreign sets.
+fn repair_sets(listing: &Listing, base: &Base, family: IpFamily, repairs: &mut Repairs) {
+    let missing = base.sets.iter().filter(|set| listing.sets.iter().all(|found| found.name != set.name));
+    repairs.first.extend(missing.cloned().map(Operation::AddSet));
+
     let mut fixed = Elements::default();
-    for element in Element::equal_bytes(family).filter(|element| listing.elements.binary_search(element).is_err()) {
-        fixed.push(element, None);
+    for element in Element::equal_bytes(family) {
+        if listing.elements.binary_search(&element).is_err() {
+            fixed.push(element, None);
+        }
     }
     if !fixed.list.is_empty() {
         repairs.first.push(Operation::AddElements(Map::EqualBytes, fixed));
     }
+
     for set in &listing.sets {
         // Anonymous sets are deleted with their rules.
         if base.sets.iter().all(|ours| ours.name != set.name) && !set.flags.contains(SetFlags::ANONYMOUS) {
             repairs.last.push(Operation::DeleteSet(set.name.clone()));
         }
     }
-    repairs.last.extend(foreign_chains);
-    repairs
+}
+
+/// Whether Fairlead never writes a chain of this name.
+fn is_foreign_chain(base: &Base, name: &str) -> bool {
+    base.chain(name).is_none() && !is_chain_of_services(name)
+}
+
+/// The rules of each chain of a table, in their order.
+#[derive(Debug, Default)]
+struct RulesByChain<'a>(HashMap<&'a str, Vec<&'a Rule>>);
+
+// === impl RulesByChain ===
+
+impl<'a> RulesByChain<'a> {
+    fn new(listed: &'a [ListedRule]) -> Self {
+        let mut by_chain = Self::default();
+        for listed in listed {
+            by_chain.0.entry(&listed.chain).or_default().push(&listed.rule);
+        }
+        by_chain
+    }
+
+    /// The rules of the chain of this name.
+    fn of(&self, chain: &str) -> &[&'a Rule] {
+        self.0.get(chain).map_or(&[], Vec::as_slice)
+    }
 }

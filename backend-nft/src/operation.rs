@@ -1,4 +1,4 @@
-//! What transactions consist of.
+//! The operations of a transaction.
 
 use netlink::nft::{Chain, Rule, Set};
 
@@ -10,7 +10,7 @@ use crate::{
 /// One step of a transaction, in one table.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Operation {
-    /// Deletes the table of this name, of this layout or of another one.
+    /// Deletes the table of this name, of this layout or of another layout.
     DeleteTable(String),
     /// Creates the table, or clears its dormant flag.
     AddTable,
@@ -62,7 +62,7 @@ impl Operation {
     /// The number of elements that are written.
     pub(crate) fn elements(&self) -> usize {
         match self {
-            // Those of the base ruleset count as one object.
+            // The elements of the base ruleset count as one object.
             Self::AddElements(map, _) if map.is_fixed() => 0,
             Self::DeleteElements(..) | Self::AddElements(..) | Self::DeleteForeign(..) => self.writes(),
             _ => 0,

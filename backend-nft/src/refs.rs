@@ -24,10 +24,11 @@ pub(crate) struct RefCounts {
     pub(crate) groups: BTreeMap<SourceGroupId, SourceGroupRefs>,
 }
 
-/// How many references each object has, and which have none.
+/// The number of references of each object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Counts<K> {
     counts: BTreeMap<K, u32>,
+    /// The objects without a reference.
     unused: BTreeSet<K>,
 }
 
@@ -36,11 +37,11 @@ pub(crate) struct Counts<K> {
 pub(crate) struct SourceGroupRefs {
     /// The number of VIPs that refer to it. 0: it is not complete yet, or unused.
     pub(crate) count: u32,
-    /// Sorted.
+    /// The source ranges, sorted.
     pub(crate) prefixes: Arc<[IpNet]>,
     /// The rules of its chain; `None`: there is no chain.
     pub(crate) rules: Option<Arc<[Rule]>>,
-    /// Whether the prefixes and the rules are those of the group.
+    /// Whether the kernel has exactly the prefixes and rules of the group.
     pub(crate) is_intact: bool,
 }
 
@@ -51,6 +52,8 @@ pub(crate) struct RefCountChanges {
     pub(crate) elements: Vec<(Element, Option<u32>)>,
     pub(crate) groups: Vec<(SourceGroupId, Option<SourceGroupRefs>)>,
 }
+
+// === impl Counts ===
 
 impl<K> Default for Counts<K> {
     fn default() -> Self {
@@ -104,6 +107,8 @@ impl<K: Copy + Ord> Counts<K> {
     }
 }
 
+// === impl RefCounts ===
+
 impl RefCounts {
     /// Whether the kernel contains exactly this group of source ranges.
     pub(crate) fn has_intact_group(&self, id: SourceGroupId) -> bool {
@@ -142,8 +147,12 @@ impl RefCounts {
 
     /// Records that a transaction with these changes was committed.
     pub(crate) fn commit(&mut self, changes: RefCountChanges) {
-        changes.chains.into_iter().for_each(|(chain, count)| self.chains.set(chain, count));
-        changes.elements.into_iter().for_each(|(element, count)| self.elements.set(element, count));
+        for (chain, count) in changes.chains {
+            self.chains.set(chain, count);
+        }
+        for (element, count) in changes.elements {
+            self.elements.set(element, count);
+        }
         for (id, refs) in changes.groups {
             match refs {
                 Some(refs) => self.groups.insert(id, refs),
@@ -153,7 +162,7 @@ impl RefCounts {
     }
 }
 
-/// The chains that an element refers to: that of its verdict, and those that this chain jumps to.
+/// The chains that an element refers to: the chain of its verdict, and the chains that this chain jumps to.
 pub(crate) fn chains(element: &Element) -> impl Iterator<Item = PoolChain> {
     element.pool().into_iter().flat_map(PoolChain::path)
 }

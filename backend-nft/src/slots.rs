@@ -15,7 +15,7 @@ use proto::model::Endpoint;
 /// Assigns a slot to each endpoint of `desired`, which is sorted. `previous`: the earlier endpoint of each slot,
 /// with gaps.
 ///
-/// Endpoints whose slot still exists keep it; new ones, and those from slots beyond the end, fill the gaps.
+/// Endpoints whose slot still exists keep it; new endpoints, and endpoints from slots beyond the end, fill the gaps.
 pub(crate) fn assign(previous: &[Option<Endpoint>], desired: &[Endpoint]) -> Vec<Endpoint> {
     let mut is_unassigned = vec![true; desired.len()];
     let mut slots: Vec<Option<usize>> = vec![None; desired.len()];

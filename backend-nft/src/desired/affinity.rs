@@ -55,7 +55,7 @@ pub(super) const fn endpoints(policy: TrafficPolicy) -> Map {
     }
 }
 
-/// The set with the same endpoints.
+/// The set with the endpoints of a pool for this policy.
 pub(super) const fn live(policy: TrafficPolicy) -> Map {
     match policy {
         TrafficPolicy::Cluster => Map::Live,
@@ -73,7 +73,9 @@ pub(super) fn rules(
     pool: PoolChain,
 ) -> Vec<Rule> {
     let timeout = Duration::from_secs(timeout.get().into());
-    let (endpoints, live) = (endpoints(policy), live(policy));
+    let endpoints = endpoints(policy);
+    let live = live(policy);
+
     let (builder, layout) = load_key(family, aliases);
     let known = builder
         .load_client_bucket(layout.end, buckets.get())
@@ -81,7 +83,13 @@ pub(super) fn rules(
         .push(lookup(live, layout.endpoint, None))
         .push(padding(layout.data))
         .push(update_clients(DynsetOp::Update, layout, Some(timeout)))
-        .dnat_to(layout.endpoint);
+        .dnat_to(layout.endpoint)
+        .comment(format!(
+            "a known client: to its endpoint in @{}, if in @{} (shown as the reply's)",
+            CLIENTS.name(),
+            live.name()
+        ));
+
     let (builder, layout) = load_key(family, aliases);
     // An update renews an existing entry, but does not change its value: the entry is deleted first.
     let unknown = builder
@@ -91,16 +99,17 @@ pub(super) fn rules(
         .load_client_bucket(layout.end, buckets.get())
         .push(update_clients(DynsetOp::Delete, layout, None))
         .push(update_clients(DynsetOp::Update, layout, Some(timeout)))
-        .dnat_to(layout.endpoint);
-    let [endpoints, clients, live] = [endpoints, CLIENTS, live].map(Map::name);
-    vec![
-        known.comment(format!("a known client: to its endpoint in @{clients}, if in @{live} (shown as the reply's)")),
-        unknown.comment(format!(
-            "a new client: to one of {} in @{endpoints}, remembered (shown as the reply's)",
-            pool.count
-        )),
-        RuleBuilder::new(family).goto(pool.to_string()).comment(format!("no room in @{clients}: not remembered")),
-    ]
+        .dnat_to(layout.endpoint)
+        .comment(format!(
+            "a new client: to one of {} in @{}, remembered (shown as the reply's)",
+            pool.count,
+            endpoints.name()
+        ));
+
+    let without_affinity = RuleBuilder::new(family)
+        .goto(pool.to_string())
+        .comment(format!("no room in @{}: not remembered", CLIENTS.name()));
+    vec![known, unknown, without_affinity]
 }
 
 /// Loads the key of the pool, and the values that nft shows instead of the endpoint.
@@ -110,6 +119,7 @@ fn load_key(family: IpFamily, aliases: Option<Map>) -> (RuleBuilder, RegisterLay
     let endpoint = data.plus(1);
     let port = endpoint.plus(builder.address_registers());
     let pool_key = port.plus(1);
+
     let source = match family {
         IpFamily::V4 => CtKey::SrcIp,
         IpFamily::V6 => CtKey::SrcIp6,

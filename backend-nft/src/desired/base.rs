@@ -79,6 +79,7 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
         output_check(family, options),
         postrouting(family, effective.masquerade_mark),
     ];
+
     let sets = Map::ALL.into_iter().map(|map| map.set(family)).collect();
     Base { table: table(family), sets, chains }
 }
@@ -92,9 +93,9 @@ impl Base {
 /// Looks up the VIP of every new connection.
 ///
 /// Each lookup sees the elements before or after a transaction, which may move the VIP between the two maps. So the
-/// first one is looked up again: only two transactions within one traversal hide a VIP. That one is the set, because
-/// the kernel walks all elements of `vips` for each rule with it, at each change. A verdict that is replaced is in one
-/// map: if the transaction takes effect during the lookup, the kernel repeats that (Linux 6.17).
+/// first map is looked up again: only two transactions within one traversal hide a VIP. The set is the first map,
+/// because the kernel walks all elements of `vips` for each rule with it, at each change. A verdict that is replaced is
+/// in one map: if the transaction takes effect during the lookup, the kernel repeats the lookup (Linux 6.17).
 fn services(family: IpFamily) -> FixedChain {
     FixedChain {
         chain: Chain::regular(SERVICES),
@@ -118,19 +119,19 @@ fn just_moved(family: IpFamily, policy_local: Map) -> Rule {
 
 /// Pods and the node itself reach all endpoints; other clients reach the endpoints on this node, without masquerading.
 fn policy_local(family: IpFamily, effective: &EffectiveOptions, chain: Chain, cluster: Map, local: Map) -> FixedChain {
-    let builder = || RuleBuilder::new(family);
-    let from_pods = builder().of_pods(PacketAddress::Source, &effective.pods[family]);
-    let all_endpoints = |builder: RuleBuilder| builder.vmap(cluster).comment("from a pod: all endpoints");
-    let mut rules: Vec<Rule> = from_pods.into_iter().map(all_endpoints).collect();
+    let mut rules = Vec::new();
+    for from_pod in RuleBuilder::new(family).of_pods(PacketAddress::Source, &effective.pods[family]) {
+        rules.push(from_pod.vmap(cluster).comment("from a pod: all endpoints"));
+    }
     rules.extend([
-        builder()
+        RuleBuilder::new(family)
             .local_address(CmpOp::Eq, PacketAddress::Source)
             .set_mark(effective.masquerade_mark)
             .vmap(cluster)
             .comment("from this node: all endpoints, masqueraded"),
-        builder().vmap(local).comment("from outside: endpoints on this node"),
+        RuleBuilder::new(family).vmap(local).comment("from outside: endpoints on this node"),
         // Only while a transaction takes effect. If the packet left untranslated, so would its whole connection.
-        builder().drop_packet().comment("the service has just gone"),
+        RuleBuilder::new(family).drop_packet().comment("the service has just gone"),
     ]);
     FixedChain { chain, rules }
 }
@@ -138,18 +139,14 @@ fn policy_local(family: IpFamily, effective: &EffectiveOptions, chain: Chain, cl
 /// Looks up a node port, as [`services`] does.
 fn nodeports(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo) -> FixedChain {
     let cidrs = options.node_port_ranges(family, node);
-    let comment = match &options.nodeport_addresses {
-        NodePortAddresses::Primary => "the node's primary address only",
-        NodePortAddresses::Cidrs(_) => "the configured addresses only",
-    };
     let mut rules = Vec::new();
     if cidrs.iter().all(|cidr| cidr.prefix_len() > 0) {
-        rules.push(
-            RuleBuilder::new(family)
-                .not_in_cidrs(PacketAddress::Destination, &cidrs)
-                .return_to_caller()
-                .comment(comment),
-        );
+        let comment = match &options.nodeport_addresses {
+            NodePortAddresses::Primary => "the node's primary address only",
+            NodePortAddresses::Cidrs(_) => "the configured addresses only",
+        };
+        let elsewhere = RuleBuilder::new(family).not_in_cidrs(PacketAddress::Destination, &cidrs);
+        rules.push(elsewhere.return_to_caller().comment(comment));
     }
     rules.extend([
         RuleBuilder::new(family).vip_in_set(Map::PolicyLocalNodePorts).goto(NODEPORT_POLICY_LOCAL).build(),
@@ -174,12 +171,10 @@ fn source_check(family: IpFamily, name: &str, hook: Hook) -> FixedChain {
 fn cluster_ips_check(family: IpFamily, cluster: &ClusterInfo) -> FixedChain {
     let cluster_ip = RuleBuilder::new(family).vip_in_set(Map::ClusterIps).goto(REJECT);
     let mut rules = vec![cluster_ip.comment("a cluster IP, but no port of its service")];
-    rules.extend(service_cidrs(cluster, family).iter().map(|cidr| {
-        RuleBuilder::new(family)
-            .in_cidr(PacketAddress::Destination, cidr)
-            .drop_packet()
-            .comment("no service has this address")
-    }));
+    for cidr in service_cidrs(cluster, family) {
+        let unused_address = RuleBuilder::new(family).in_cidr(PacketAddress::Destination, &cidr);
+        rules.push(unused_address.drop_packet().comment("no service has this address"));
+    }
     FixedChain { chain: Chain::regular(CLUSTER_IPS_CHECK), rules }
 }
 
@@ -195,19 +190,18 @@ fn cluster_ips_hook(family: IpFamily, name: &str, hook: Hook) -> FixedChain {
 /// As [`cluster_ips_hook`] for packets of this node, which include the resets of its kernel.
 fn output_check(family: IpFamily, options: &DataplaneOptions) -> FixedChain {
     let mut check = cluster_ips_hook(family, "output-check", Hook::Output);
-    check.rules.extend(options.drained_ports.own.map(|port| {
-        RuleBuilder::new(family)
-            .tcp_source_port(port)
-            .tcp_reset()
-            .drop_packet()
-            .comment("preStop waits until a backend listens")
-    }));
+    if let Some(port) = options.drained_ports.own {
+        let reset = RuleBuilder::new(family).tcp_source_port(port).tcp_reset();
+        check.rules.push(reset.drop_packet().comment("preStop waits until a backend listens"));
+    }
     check
 }
 
 fn hook(family: IpFamily, name: &str, hook: Hook, redirect: Option<DrainedRedirect>) -> FixedChain {
     let mut rules = vec![RuleBuilder::new(family).jump(SERVICES).build()];
-    rules.extend(redirect.iter().flat_map(|redirect| drained(family, redirect)));
+    if let Some(redirect) = &redirect {
+        rules.extend(drained(family, redirect));
+    }
     FixedChain { chain: Chain::base(name, ChainType::Nat, hook, priority::DSTNAT), rules }
 }
 
@@ -229,8 +223,8 @@ fn postrouting(family: IpFamily, mark: u32) -> FixedChain {
         rules: vec![
             RuleBuilder::new(family).has_mark(mark).clear_mark(mark).masquerade().comment("marked on the way in"),
             RuleBuilder::new(family).hairpin().masquerade().comment("an endpoint that reached itself"),
-            // Endpoints of hand-written or mirrored slices have no node name, so none is in the set of those on this
-            // node. The other addresses of the node do not matter: local replies need no masquerading.
+            // Endpoints of hand-written or mirrored slices have no node name, so they are not in the set of endpoints
+            // on this node. The other addresses of the node do not matter: local replies need no masquerading.
             RuleBuilder::new(family)
                 .returns_to_source()
                 .local_address(CmpOp::Neq, PacketAddress::Destination)

@@ -34,50 +34,62 @@ impl PoolChain {
         endpoints(self.kind.policy(), self.count)
     }
 
-    /// The same for rules of session affinity.
+    /// The map with the endpoints that rules of session affinity select from.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) const fn affine_endpoints(self) -> Map {
         affinity::endpoints(self.kind.policy())
     }
 
+    /// The rules of the chain.
     pub(crate) fn rules(self, family: IpFamily, effective: &EffectiveOptions) -> Vec<Rule> {
         let Some(target) = self.target() else { return self.endpoint_rules(family) };
         if let (None, Some(affinity)) = (self.kind.target(), self.affinity) {
             return affinity::rules(family, self.kind.aliases(), self.kind.policy(), affinity, target);
         }
+
+        let mut rules = Vec::new();
+        rules.extend(self.masquerade_rule(family, effective));
+        rules.push(RuleBuilder::new(family).goto(target.to_string()).build());
+        rules
+    }
+
+    /// The rule that marks packets to be masqueraded; `None`: no packet is.
+    fn masquerade_rule(self, family: IpFamily, effective: &EffectiveOptions) -> Option<Rule> {
         let mark = effective.masquerade_mark;
         let builder = RuleBuilder::new(family);
-        let marking = match self.kind {
-            PoolChainKind::ClusterIpPool | PoolChainKind::ClusterIpLocalPool => match effective.masquerade[family] {
-                Masquerade::Never => None,
-                Masquerade::Always => Some(builder.set_mark(mark).comment("masquerade all")),
-                Masquerade::UnlessPod => builder
-                    .not_from_pod(&effective.pods[family])
-                    .map(|builder| builder.set_mark(mark).comment("masquerade, unless from a pod")),
-            },
-            _ => Some(builder.set_mark(mark).comment("masquerade")),
-        };
-        let jump = RuleBuilder::new(family).goto(target.to_string()).build();
-        marking.into_iter().chain([jump]).collect()
+        if !matches!(self.kind, PoolChainKind::ClusterIpPool | PoolChainKind::ClusterIpLocalPool) {
+            return Some(builder.set_mark(mark).comment("masquerade"));
+        }
+        match effective.masquerade[family] {
+            Masquerade::Never => None,
+            Masquerade::Always => Some(builder.set_mark(mark).comment("masquerade all")),
+            Masquerade::UnlessPod => {
+                let not_from_pod = builder.not_from_pod(&effective.pods[family])?;
+                Some(not_from_pod.set_mark(mark).comment("masquerade, unless from a pod"))
+            }
+        }
     }
 
     /// A packet may be matched with an old verdict and new maps, or the reverse. Then its slot may not exist any more,
     /// but slot 0 exists as long as the pool is not empty. Otherwise the packet is dropped: if it left untranslated,
     /// conntrack would leave its connection untranslated.
     fn endpoint_rules(self, family: IpFamily) -> Vec<Rule> {
-        let (aliases, map) = (self.kind.aliases(), endpoints(self.kind.policy(), self.count));
-        let suffix = match self.kind.policy() {
-            TrafficPolicy::Cluster => "",
-            TrafficPolicy::Local => " on this node",
+        let aliases = self.kind.aliases();
+        let map = endpoints(self.kind.policy(), self.count);
+        let mut comment = match self.count {
+            1 => "the only endpoint".to_owned(),
+            count => format!("one of {count} endpoints"),
         };
-        // nft prints a key that was looked up like that of the packet.
-        let of_pool = aliases.map(|aliases| format!(", of the pool in @{}", aliases.name()));
-        let of_pool = of_pool.unwrap_or_default();
-        let what = match self.count {
-            1 => format!("the only endpoint{suffix}{of_pool}"),
-            count => format!("one of {count} endpoints{suffix}{of_pool}"),
-        };
-        let mut rules = vec![RuleBuilder::new(family).dnat(aliases, map, self.count).comment(what)];
+        if self.kind.policy() == TrafficPolicy::Local {
+            comment += " on this node";
+        }
+        if let Some(aliases) = aliases {
+            // nft prints a key that was looked up like that of the packet.
+            comment += ", of the pool in @";
+            comment += aliases.name();
+        }
+
+        let mut rules = vec![RuleBuilder::new(family).dnat(aliases, map, self.count).comment(comment)];
         if self.count > 1 {
             rules.push(RuleBuilder::new(family).dnat(aliases, map, 1).comment("the pool has just shrunk: its first"));
         }

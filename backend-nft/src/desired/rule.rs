@@ -67,7 +67,7 @@ impl RuleBuilder {
         Rule::new(self.exprs)
     }
 
-    // === conditions ===
+    // === Conditions ===
 
     /// `ip saddr 10.244.0.0/16`.
     pub(super) fn in_cidr(self, address: PacketAddress, cidr: &IpNet) -> Self {
@@ -173,16 +173,19 @@ impl RuleBuilder {
 
     /// `ip daddr . meta l4proto . th dport @policy-local-vips`, or another set of VIPs.
     pub(super) fn vip_in_set(self, set: Map) -> Self {
-        self.load_vip(set.vip_shape(), FIRST).0.push(lookup(set, FIRST, None))
+        let (builder, _) = self.load_vip(set.vip_shape(), FIRST);
+        builder.push(lookup(set, FIRST, None))
     }
 
     /// `group . prefix length . ip saddr & 255.255.255.0 @allowed-sources`. nft prints the constants in hexadecimal,
     /// with "[invalid type]".
     pub(super) fn source_in_group(self, group: SourceGroupId, prefix_len: u8) -> Self {
-        let (length, source) = (FIRST.plus(4), FIRST.plus(5));
+        let length = FIRST.plus(4);
+        let source = FIRST.plus(5);
         // A prefix length up to that of an address is valid.
         let mask = Fields::new().addr(IpNet::new_assert(self.family.unspecified(), prefix_len).netmask());
         let zero = vec![0; mask.len()];
+
         self.push(Expr::Immediate { dreg: FIRST, data: group.0.into() })
             .push(Expr::Immediate { dreg: length, data: u16::from(prefix_len).to_be_bytes().into() })
             .load_address(PacketAddress::Source, source)
@@ -193,30 +196,27 @@ impl RuleBuilder {
     /// `ct status dnat ip saddr . ip daddr . meta l4proto . th dport @hairpin`. A host-network endpoint also receives
     /// direct connections from its own address.
     pub(super) fn hairpin(self) -> Self {
-        let registers = self.address_registers();
-        self.conntrack(CtKey::Status, CtKey::STATUS_DNAT)
-            .load_address(PacketAddress::Source, FIRST)
-            .load_vip(VipShape::AddressPort, FIRST.plus(registers))
-            .0
-            .push(lookup(Map::Hairpin, FIRST, None))
+        let destination = FIRST.plus(self.address_registers());
+        let builder = self.conntrack(CtKey::Status, CtKey::STATUS_DNAT).load_address(PacketAddress::Source, FIRST);
+        let (builder, _) = builder.load_vip(VipShape::AddressPort, destination);
+        builder.push(lookup(Map::Hairpin, FIRST, None))
     }
 
     /// `ct status dnat`, and source and destination have the same address: `@nh,120,8 . @nh,152,8 @equal-bytes` for
-    /// each byte. The last one first, in which most addresses of a node differ.
+    /// each byte. The last byte first, in which most addresses of a node differ.
     pub(super) fn returns_to_source(self) -> Self {
-        let builder = self.conntrack(CtKey::Status, CtKey::STATUS_DNAT);
-        let len = builder.family.address_len() as u32;
-        (0..len).rev().fold(builder, |builder, byte| {
-            let offset = |address: PacketAddress| address.offset(builder.family) + byte;
-            let load =
-                |dreg, address| Expr::Payload { dreg, base: PayloadBase::Network, offset: offset(address), len: 1 };
-            let (source, destination) =
-                (load(FIRST, PacketAddress::Source), load(FIRST.plus(1), PacketAddress::Destination));
-            builder.push(source).push(destination).push(lookup(Map::EqualBytes, FIRST, None))
-        })
+        let family = self.family;
+        let mut builder = self.conntrack(CtKey::Status, CtKey::STATUS_DNAT);
+        for byte in (0..family.address_len() as u32).rev() {
+            builder = builder
+                .load_address_byte(PacketAddress::Source, byte, FIRST)
+                .load_address_byte(PacketAddress::Destination, byte, FIRST.plus(1))
+                .push(lookup(Map::EqualBytes, FIRST, None));
+        }
+        builder
     }
 
-    // === actions ===
+    // === Actions ===
 
     /// `meta mark set meta mark | 0x4000`.
     pub(super) fn set_mark(self, mark: u32) -> Self {
@@ -237,15 +237,18 @@ impl RuleBuilder {
 
     /// `ip daddr . meta l4proto . th dport vmap @vips`, or another map of VIPs.
     pub(super) fn vmap(self, map: Map) -> Self {
-        self.load_vip(map.vip_shape(), FIRST).0.push(lookup(map, FIRST, Some(Register::VERDICT)))
+        let (builder, _) = self.load_vip(map.vip_shape(), FIRST);
+        builder.push(lookup(map, FIRST, Some(Register::VERDICT)))
     }
 
     /// `dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 3 map @endpoints`. nft prints it likewise if
     /// the key is not the VIP of the packet. `aliases`: the map from the VIP to the key.
     pub(super) fn dnat(self, aliases: Option<Map>, map: Map, modulus: u32) -> Self {
         let key = if aliases.is_none() { FIRST } else { FIRST.plus(1) };
-        let (builder, index) = self.load_pool_key(aliases, key, FIRST);
-        let builder = if aliases.is_none() { builder } else { builder.push(padding(FIRST)) };
+        let (mut builder, index) = self.load_pool_key(aliases, key, FIRST);
+        if aliases.is_some() {
+            builder = builder.push(padding(FIRST));
+        }
         builder.random_index(index, modulus).push(lookup(map, key, Some(key))).dnat_to(key)
     }
 
@@ -268,8 +271,15 @@ impl RuleBuilder {
 
     fn dnat_to_registers(self, addr: Register, port: Option<Register>) -> Self {
         let family = self.family.into();
-        let (kind, addr, flags) = (NatType::Dnat, Some(addr), NatFlags::NONE);
-        self.push(Expr::Nat { kind, family, addr, addr_max: None, port, port_max: None, flags })
+        self.push(Expr::Nat {
+            kind: NatType::Dnat,
+            family,
+            addr: Some(addr),
+            addr_max: None,
+            port,
+            port_max: None,
+            flags: NatFlags::NONE,
+        })
     }
 
     /// `masquerade fully-random`: with the kernel's default, two clients may select the same port at the same time.
@@ -311,7 +321,7 @@ impl RuleBuilder {
         self.push(Expr::Verdict(Verdict::Drop))
     }
 
-    // === registers ===
+    // === Registers ===
 
     /// The number of registers of an address.
     pub(super) const fn address_registers(&self) -> u8 {
@@ -365,8 +375,15 @@ impl RuleBuilder {
     }
 
     fn load_address(self, address: PacketAddress, dreg: Register) -> Self {
-        let (offset, len) = (address.offset(self.family), self.family.address_len() as u32);
+        let offset = address.offset(self.family);
+        let len = self.family.address_len() as u32;
         self.push(Expr::Payload { dreg, base: PayloadBase::Network, offset, len })
+    }
+
+    /// Loads one byte of an address of the packet.
+    fn load_address_byte(self, address: PacketAddress, byte: u32, dreg: Register) -> Self {
+        let offset = address.offset(self.family) + byte;
+        self.push(Expr::Payload { dreg, base: PayloadBase::Network, offset, len: 1 })
     }
 
     fn load_meta(self, dreg: Register, key: MetaKey) -> Self {
@@ -398,9 +415,9 @@ fn full_name(interface: &InterfaceName) -> Vec<u8> {
 
 /// Loads a zero into the padding of a map's value, which is zero already.
 ///
-/// nft aborts at a rule in which the value of a map is part of a key or is stored in a map. It takes the registers
-/// after the one to which the value was loaded for what was loaded there before. So values that become keys start with
-/// a padding, and another value is loaded into its register after the lookup.
+/// nft aborts at a rule in which the value of a map is part of a key or is stored in a map, because it takes the
+/// registers after the first register of the value for the values that were loaded there before. So values that become
+/// keys start with a padding, and another value is loaded into its register after the lookup.
 pub(super) fn padding(dreg: Register) -> Expr {
     Expr::Immediate { dreg, data: [0; 4].into() }
 }

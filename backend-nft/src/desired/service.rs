@@ -34,7 +34,17 @@ enum Dispatch {
     PolicyLocal,
 }
 
-/// What the maps of one family should contain for a service port. Its elements are derived from this.
+/// The maps for VIPs of a shape under external traffic policy Local, with the chains that their verdicts lead to.
+#[derive(Clone, Copy, Debug)]
+struct PolicyLocalMaps {
+    policy_local: Map,
+    /// For pods and the node.
+    cluster: (Map, PoolChainKind),
+    /// For all other clients.
+    local: (Map, PoolChainKind),
+}
+
+/// The desired state of a service port in the maps of one family, from which its elements are derived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Desired {
     protocol: Protocol,
@@ -55,16 +65,16 @@ pub(crate) struct Desired {
     affinity: Option<Affinity>,
 }
 
-/// Which endpoint has which slot, with gaps where that is unknown.
+/// The endpoint of each slot, with gaps where it is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Slots {
     pub(crate) cluster: Vec<Option<Endpoint>>,
     pub(crate) local: Vec<Option<Endpoint>>,
 }
 
-/// What the maps of one family should contain for a service port, with endpoints in the order of the pool; `None`:
-/// nothing. `owned`: whether a VIP belongs to this service port; `node`: the addresses of the node; `buckets`: those of
-/// each service port with session affinity of the namespace.
+/// The desired state of a service port, with endpoints in the order of the pool; `None`: the maps have nothing of it.
+/// `owned`: whether a VIP belongs to this service port; `node`: the addresses of the node; `buckets`: the client
+/// buckets of each service port with session affinity of the namespace.
 pub(crate) fn desired(
     service: &ServicePortState,
     family: IpFamily,
@@ -75,35 +85,44 @@ pub(crate) fn desired(
 ) -> Option<Desired> {
     #[cfg(test)]
     work::count(|work| work.service_ports += 1);
-    let vips: Vec<_> = vips(&service.port, family).into_iter().filter(|(vip, _)| owned(vip)).collect();
-    let sources = sources::allowed(&service.port, family, node);
+    let port = &service.port;
+    let vips: Vec<_> = vips(port, family).into_iter().filter(|(vip, _)| owned(vip)).collect();
+    // The local endpoints need hairpin masquerading even if all VIPs belong to other service ports.
+    if vips.is_empty() && service.local[family].is_empty() {
+        return None;
+    }
+
+    let mut sources = sources::allowed(port, family, node);
     let is_restricted = |vip: &Vip| match vip {
-        Vip::AddressPort { address, .. } => sources.is_some() && service.port.load_balancer_ips.contains(address),
+        Vip::AddressPort { address, .. } => sources.is_some() && port.load_balancer_ips.contains(address),
         Vip::NodePort { .. } | Vip::Address(_) => false,
     };
     let restricted: Box<[Vip]> = vips.iter().map(|(vip, _)| *vip).filter(is_restricted).collect();
+    if restricted.is_empty() {
+        sources = None;
+    }
+
     // A cluster IP is the VIP that most packets have, and that changes least.
-    let canonical = vips.iter().find(|(_, kind)| *kind == VipKind::ClusterIp).or(vips.first());
-    let has_cluster_ip = vips.iter().any(|(_, kind)| *kind == VipKind::ClusterIp);
-    let any_endpoints = service.port.any_endpoints[family];
-    let no_endpoints = !any_endpoints && service.cluster[family].is_empty() && service.local[family].is_empty();
-    let desired = Desired {
-        protocol: service.port.key.protocol,
+    let cluster_ip = vips.iter().find(|(_, kind)| *kind == VipKind::ClusterIp);
+    let canonical = cluster_ip.or(vips.first());
+    let any_endpoints = port.any_endpoints[family];
+    let has_endpoints = any_endpoints || !service.cluster[family].is_empty() || !service.local[family].is_empty();
+    Some(Desired {
+        protocol: port.key.protocol,
         pool_key: canonical.map(|(vip, _)| pool_key(vip, family)),
-        sources: sources.filter(|_| !restricted.is_empty()),
+        sources,
         restricted,
-        cluster_ip: service.port.cluster_ips[family].filter(|_| has_cluster_ip),
+        cluster_ip: if cluster_ip.is_some() { port.cluster_ips[family] } else { None },
         vips: vips
             .into_iter()
             // Without endpoints anywhere, one verdict serves all source classes.
-            .map(|(vip, kind)| (vip, if no_endpoints { ONE_POOL } else { dispatch(kind, &service.port, masquerade) }))
+            .map(|(vip, kind)| (vip, if has_endpoints { dispatch(kind, port, masquerade) } else { ONE_POOL }))
             .collect(),
         cluster: slots::assign(&[], &service.cluster[family]).into(),
         local: slots::assign(&[], &service.local[family]).into(),
         empty_pool: if any_endpoints { Verdict::Drop } else { Verdict::Reject },
-        affinity: service.port.affinity_seconds.map(|timeout| Affinity { timeout, buckets }),
-    };
-    (!desired.vips.is_empty() || !desired.local.is_empty()).then_some(desired)
+        affinity: port.affinity_seconds.map(|timeout| Affinity { timeout, buckets }),
+    })
 }
 
 /// The key of the pools of a service port whose canonical VIP this is. No VIP has the unspecified address, so it stands
@@ -124,6 +143,18 @@ pub(crate) fn vip_of_key(key: &Vip) -> Vip {
 }
 
 const ONE_POOL: Dispatch = Dispatch::Pool(PoolChainKind::Pool);
+
+const EXTERNAL_VIP_MAPS: PolicyLocalMaps = PolicyLocalMaps {
+    policy_local: Map::PolicyLocalVips,
+    cluster: (Map::ClusterVips, PoolChainKind::AliasPool),
+    local: (Map::LocalVips, PoolChainKind::AliasLocalPool),
+};
+
+const NODE_PORT_MAPS: PolicyLocalMaps = PolicyLocalMaps {
+    policy_local: Map::PolicyLocalNodePorts,
+    cluster: (Map::ClusterNodePorts, PoolChainKind::NodePortPool),
+    local: (Map::LocalNodePorts, PoolChainKind::NodePortLocalPool),
+};
 
 fn dispatch(kind: VipKind, port: &ServicePort, masquerade: Masquerade) -> Dispatch {
     let policy = match kind {
@@ -152,10 +183,11 @@ impl Desired {
     /// Gives endpoints the slots that they have in the kernel. To be called once, while they are in the order of the
     /// pool.
     pub(crate) fn keep_slots(&mut self, applied: &Slots) {
-        for (endpoints, slots) in [(&mut self.cluster, &applied.cluster), (&mut self.local, &applied.local)] {
-            if !slots.is_empty() {
-                *endpoints = slots::assign(slots, endpoints).into();
-            }
+        if !applied.cluster.is_empty() {
+            self.cluster = slots::assign(&applied.cluster, &self.cluster).into();
+        }
+        if !applied.local.is_empty() {
+            self.local = slots::assign(&applied.local, &self.local).into();
         }
     }
 
@@ -164,7 +196,7 @@ impl Desired {
         Slots { cluster: slots(&self.cluster), local: slots(&self.local) }
     }
 
-    /// The keys under which its elements may be, sorted: those of its pools, and its VIPs.
+    /// The keys under which its elements may be, sorted: the keys of its pools, and its VIPs.
     pub(crate) fn element_keys(&self, family: IpFamily) -> impl Iterator<Item = Vip> {
         let node_ports = self.vips().filter(|vip| matches!(vip, Vip::NodePort { .. }));
         node_ports.map(move |vip| pool_key(vip, family)).chain(self.vips().copied())
@@ -174,7 +206,7 @@ impl Desired {
         self.pool_key
     }
 
-    /// How its clients are stored; `None`: they are not.
+    /// How its clients are stored; `None`: it has no session affinity.
     pub(crate) fn affinity(&self) -> Option<Affinity> {
         self.affinity
     }
@@ -188,7 +220,9 @@ impl Desired {
     pub(crate) fn elements(&self, to: &mut Vec<Element>) {
         #[cfg(test)]
         work::count(|work| work.elements += self.len());
-        if let Some(key) = self.pool_key.filter(|key| self.vips.iter().all(|(vip, _)| vip != key)) {
+        if let Some(key) = self.pool_key
+            && self.vips().all(|vip| *vip != key)
+        {
             self.pool_elements(to, key);
         }
         for (vip, dispatch) in &self.vips {
@@ -206,46 +240,52 @@ impl Desired {
     }
 
     /// The maps from slots to its endpoints, each with the key of the pool and the number of slots.
-    pub(crate) fn endpoint_maps(&self) -> impl Iterator<Item = (Map, Vip, u32)> {
-        let of_pool = move |policy| {
+    pub(crate) fn endpoint_maps(&self) -> Vec<(Map, Vip, u32)> {
+        let mut maps = Vec::new();
+        let Some(pool_key) = self.pool_key else { return maps };
+        for policy in self.used_pools() {
             let count = self.count(policy);
-            let affine = self.affinity.map(|_| affinity::endpoints(policy));
-            let maps = [Some(endpoints(policy, count)), affine].into_iter().flatten();
-            maps.filter_map(move |map| Some((map, self.pool_key?, count))).filter(|(.., count)| *count > 0)
-        };
-        self.used_pools().flat_map(of_pool)
+            if count == 0 {
+                continue;
+            }
+            maps.push((endpoints(policy, count), pool_key, count));
+            if self.affinity.is_some() {
+                maps.push((affinity::endpoints(policy), pool_key, count));
+            }
+        }
+        maps
     }
 
     /// The number of elements that are not shared.
     pub(crate) fn len(&self) -> usize {
-        let of_endpoint = if self.affinity.is_some() { 3 } else { 1 };
-        let pools: usize = self.used_pools().map(|policy| self.pool(policy).len() * of_endpoint).sum();
-        let mut of_vips = Vec::new();
-        self.leading_elements(&mut of_vips);
-        pools + of_vips.len()
+        let elements_per_endpoint = if self.affinity.is_some() { 3 } else { 1 };
+        let endpoints: usize = self.used_pools().map(|policy| self.pool(policy).len()).sum();
+        let mut leading = Vec::new();
+        self.leading_elements(&mut leading);
+        endpoints * elements_per_endpoint + leading.len()
     }
 
-    /// Appends the elements besides those of the pools.
+    /// Appends the elements that lead to the pools.
     pub(crate) fn leading_elements(&self, to: &mut Vec<Element>) {
-        self.vips.iter().for_each(|(vip, dispatch)| self.vip_elements(to, *vip, *dispatch));
+        for (vip, dispatch) in &self.vips {
+            self.vip_elements(to, *vip, *dispatch);
+        }
     }
 
     /// Appends the elements of the pools that any VIP uses.
     fn pool_elements(&self, to: &mut Vec<Element>, key: Vip) {
         let start = to.len();
         for policy in self.used_pools() {
-            let members = || self.pool(policy).iter().map(|endpoint| (endpoint.address, endpoint.port.get()));
-            let of_map = |map| {
-                (0..).zip(members()).map(move |(index, (address, port))| Element {
-                    index,
-                    ..Element::new(map, key, ElementData::Endpoint(address, port))
-                })
-            };
-            to.extend(of_map(endpoints(policy, self.count(policy))));
+            let pool = self.pool(policy);
+            to.extend(slot_elements(endpoints(policy, self.count(policy)), key, pool));
             if self.affinity.is_some() {
-                to.extend(of_map(affinity::endpoints(policy)));
-                to.extend(members().map(|(address, port)| {
-                    Element::new(affinity::live(policy), key, ElementData::Member(address, port))
+                to.extend(slot_elements(affinity::endpoints(policy), key, pool));
+                to.extend(pool.iter().map(|endpoint| {
+                    Element::new(
+                        affinity::live(policy),
+                        key,
+                        ElementData::Member(endpoint.address, endpoint.port.get()),
+                    )
                 }));
             }
         }
@@ -255,26 +295,27 @@ impl Desired {
         }
     }
 
+    /// Appends the elements of a VIP: its alias, its verdicts, and its group of source ranges.
     fn vip_elements(&self, to: &mut Vec<Element>, vip: Vip, dispatch: Dispatch) {
         let is_node_port = matches!(vip, Vip::NodePort { .. });
-        let alias =
-            |kind: PoolChainKind| Some(Element::new(kind.aliases()?, vip, ElementData::PoolKey(self.pool_key?)));
         match dispatch {
             Dispatch::Pool(kind) => {
-                to.extend(alias(kind).filter(|_| self.count(kind.policy()) > 0));
-                to.push(self.verdict(vip, if is_node_port { Map::NodePorts } else { Map::Vips }, kind));
+                let map = if is_node_port { Map::NodePorts } else { Map::Vips };
+                if self.count(kind.policy()) > 0 {
+                    to.extend(self.alias(vip, kind));
+                }
+                to.push(self.verdict(vip, map, kind));
             }
             Dispatch::PolicyLocal => {
-                let (policy_local, cluster, local) = if is_node_port {
-                    let local = (Map::LocalNodePorts, PoolChainKind::NodePortLocalPool);
-                    (Map::PolicyLocalNodePorts, (Map::ClusterNodePorts, PoolChainKind::NodePortPool), local)
-                } else {
-                    let local = (Map::LocalVips, PoolChainKind::AliasLocalPool);
-                    (Map::PolicyLocalVips, (Map::ClusterVips, PoolChainKind::AliasPool), local)
-                };
-                to.extend(alias(cluster.1).filter(|_| !self.cluster.is_empty() || !self.local.is_empty()));
+                let maps = if is_node_port { NODE_PORT_MAPS } else { EXTERNAL_VIP_MAPS };
+                let PolicyLocalMaps { policy_local, cluster: (cluster, cluster_kind), local: (local, local_kind) } =
+                    maps;
+                if !self.cluster.is_empty() || !self.local.is_empty() {
+                    to.extend(self.alias(vip, cluster_kind));
+                }
                 to.push(Element::new(policy_local, vip, ElementData::None));
-                to.extend([cluster, local].map(|(map, kind)| self.verdict(vip, map, kind)));
+                to.push(self.verdict(vip, cluster, cluster_kind));
+                to.push(self.verdict(vip, local, local_kind));
             }
         }
         if let Some(group) = &self.sources
@@ -288,13 +329,19 @@ impl Desired {
     /// Appends the elements that other service ports may need too, sorted: for local endpoints and the cluster IP.
     pub(crate) fn shared(&self, to: &mut Vec<Element>) {
         let protocol = self.protocol;
-        to.extend(self.local.iter().map(|endpoint| {
+        for endpoint in &self.local {
             let vip = Vip::AddressPort { address: endpoint.address, port: endpoint.port.get(), protocol };
-            Element::new(Map::Hairpin, vip, ElementData::None)
-        }));
-        let cluster_ip = self.cluster_ip.map(Vip::Address);
-        to.extend(cluster_ip.map(|vip| Element::new(Map::ClusterIps, vip, ElementData::None)));
+            to.push(Element::new(Map::Hairpin, vip, ElementData::None));
+        }
+        if let Some(address) = self.cluster_ip {
+            to.push(Element::new(Map::ClusterIps, Vip::Address(address), ElementData::None));
+        }
         to.sort_unstable();
+    }
+
+    /// The element that leads from a VIP to the key of its pool; `None`: the VIP is the key.
+    fn alias(&self, vip: Vip, kind: PoolChainKind) -> Option<Element> {
+        Some(Element::new(kind.aliases()?, vip, ElementData::PoolKey(self.pool_key?)))
     }
 
     fn verdict(&self, vip: Vip, map: Map, kind: PoolChainKind) -> Element {
@@ -317,6 +364,14 @@ impl Desired {
     }
 }
 
+/// The elements from the slots of a pool to its endpoints.
+fn slot_elements(map: Map, key: Vip, pool: &[Endpoint]) -> impl Iterator<Item = Element> {
+    (0..).zip(pool).map(move |(index, endpoint)| {
+        let data = ElementData::Endpoint(endpoint.address, endpoint.port.get());
+        Element { index, ..Element::new(map, key, data) }
+    })
+}
+
 // === impl Dispatch ===
 
 impl Dispatch {
@@ -334,7 +389,7 @@ impl Dispatch {
 pub(crate) mod work {
     use std::cell::Cell;
 
-    /// What was computed on this thread.
+    /// The computations of a thread.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub(crate) struct Work {
         /// Service ports, in one family each.
@@ -353,7 +408,7 @@ pub(crate) mod work {
         WORK.set(work);
     }
 
-    /// What was computed on this thread since the last call.
+    /// The computations of this thread since the last call.
     pub(crate) fn take() -> Work {
         WORK.take()
     }

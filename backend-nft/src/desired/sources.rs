@@ -24,10 +24,11 @@ use proto::model::{IpFamily, ServicePort};
 use super::rule::RuleBuilder;
 use crate::element::SourceGroupId;
 
+/// A group of source ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SourceGroup {
     pub(crate) id: SourceGroupId,
-    /// Sorted, disjoint, as few as possible, of one family.
+    /// The source ranges as prefixes of one family: sorted, disjoint, as few as possible.
     pub(crate) prefixes: Arc<[IpNet]>,
 }
 
@@ -42,18 +43,22 @@ impl SourceGroup {
     /// `None`: the prefixes contain all addresses.
     fn new(cidrs: &Vec<IpNet>) -> Option<Self> {
         let mut prefixes = IpNet::aggregate(cidrs);
+        if prefixes.iter().any(|prefix| prefix.prefix_len() == 0) {
+            return None;
+        }
         prefixes.sort_unstable();
-        let is_restricted = prefixes.iter().all(|prefix| prefix.prefix_len() > 0);
-        is_restricted.then(|| Self { id: SourceGroupId::of(&prefixes), prefixes: prefixes.into() })
+        Some(Self { id: SourceGroupId::of(&prefixes), prefixes: prefixes.into() })
     }
 
+    /// The rules of its chain.
     pub(crate) fn rules(&self, family: IpFamily) -> Vec<Rule> {
         let lengths: BTreeSet<u8> = self.prefixes.iter().map(IpNet::prefix_len).collect();
-        let allowed = lengths.into_iter().map(|length| {
-            let builder = RuleBuilder::new(family).source_in_group(self.id, length).return_to_caller();
-            builder.comment(format!("a source range with prefix length {length}"))
-        });
-        let drop = RuleBuilder::new(family).drop_packet().comment("not from a source range of the service");
-        allowed.chain([drop]).collect()
+        let mut rules = Vec::with_capacity(lengths.len() + 1);
+        for length in lengths {
+            let allowed = RuleBuilder::new(family).source_in_group(self.id, length).return_to_caller();
+            rules.push(allowed.comment(format!("a source range with prefix length {length}")));
+        }
+        rules.push(RuleBuilder::new(family).drop_packet().comment("not from a source range of the service"));
+        rules
     }
 }

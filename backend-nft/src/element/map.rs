@@ -82,14 +82,14 @@ pub(crate) enum VipShape {
     Address,
 }
 
-/// What the elements of a map or set contain besides the VIP.
+/// The fields of the elements of a map or set besides the VIP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MapContent {
     Nothing,
     Verdict,
     /// An endpoint; the key ends with its slot.
     Endpoint,
-    /// The same, with a padding of four zero bytes before the endpoint, for the rules of session affinity.
+    /// As [`Self::Endpoint`], with a padding of four zero bytes before the endpoint, for the rules of session affinity.
     PaddedEndpoint,
     /// The key begins with an endpoint.
     Member,
@@ -162,6 +162,7 @@ impl Map {
         };
         let endpoint = vec![address, DataType::InetService];
         let padded_endpoint = vec![DataType::Mark, address, DataType::InetService];
+
         let mut key = match (self, self.content()) {
             (Self::Hairpin, _) => vec![address],
             (_, MapContent::Member) => endpoint.clone(),
@@ -177,6 +178,7 @@ impl Map {
             VipShape::NodePort => vec![DataType::InetProto, DataType::InetService],
             VipShape::Address => vec![address],
         });
+
         let (key_end, data, flags) = match self.content() {
             MapContent::Nothing | MapContent::Member | MapContent::Source | MapContent::Byte => {
                 (None, vec![], SetFlags::NONE)
@@ -192,7 +194,8 @@ impl Map {
             }
         };
         key.extend(key_end);
-        let size = self.is_written_by_rules().then_some(MAX_AFFINE_CLIENTS);
+
+        let size = if self.is_written_by_rules() { Some(MAX_AFFINE_CLIENTS) } else { None };
         let set = Set::map(self.name(), key, data).comment(Self::DEFINITIONS[self as usize].comment);
         Set { flags, size, ..set }
     }

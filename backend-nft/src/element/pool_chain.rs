@@ -1,4 +1,4 @@
-//! The names of the chains that select an endpoint, and what a name says.
+//! The names of the chains that select an endpoint, and their parts.
 
 use std::{fmt, num::NonZeroU32};
 
@@ -9,7 +9,7 @@ use super::{
     affinity::{Affinity, PORT_CLIENT_BUCKETS},
 };
 
-/// What a chain does before it selects an endpoint, and from which pool.
+/// The pool from which a chain selects an endpoint, and the steps before the selection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum PoolChainKind {
     /// Cluster pool of a cluster IP.
@@ -44,7 +44,7 @@ pub(crate) struct PoolChain {
 }
 
 /// The prefix of the names of chains with session affinity.
-const AFFINE: &str = "affine-";
+const AFFINE_PREFIX: &str = "affine-";
 
 // === impl PoolChainKind ===
 
@@ -99,21 +99,14 @@ impl PoolChainKind {
 impl PoolChain {
     /// Parses the name of a chain.
     pub(crate) fn parse(name: &str) -> Option<Self> {
-        let (name, affinity) = match name.strip_prefix(AFFINE) {
+        let (name, affinity) = match name.strip_prefix(AFFINE_PREFIX) {
             None => (name, None),
             Some(affine) => {
-                let (affine, buckets) = match affine.strip_suffix('s') {
-                    Some(affine) => (affine, NonZeroU32::new(PORT_CLIENT_BUCKETS)?),
-                    None => {
-                        let (affine, buckets) = affine.rsplit_once('-')?;
-                        let is_less = |buckets: &NonZeroU32| buckets.get() < PORT_CLIENT_BUCKETS;
-                        (affine.strip_suffix('s')?, number(buckets).filter(is_less)?)
-                    }
-                };
-                let (name, seconds) = affine.rsplit_once('-')?;
-                (name, Some(Affinity { timeout: number(seconds)?, buckets }))
+                let (name, affinity) = parse_affinity(affine)?;
+                (name, Some(affinity))
             }
         };
+
         PoolChainKind::ALL.into_iter().find_map(|(kind, prefix)| {
             let count = number(name.strip_prefix(prefix)?)?.get();
             Some(Self { kind, count, affinity })
@@ -142,17 +135,35 @@ impl fmt::Display for PoolChain {
         match affinity {
             None => write!(f, "{prefix}{count}"),
             Some(Affinity { timeout, buckets }) => {
-                write!(f, "{AFFINE}{prefix}{count}-{timeout}s")?;
+                write!(f, "{AFFINE_PREFIX}{prefix}{count}-{timeout}s")?;
                 if buckets.get() == PORT_CLIENT_BUCKETS { Ok(()) } else { write!(f, "-{buckets}") }
             }
         }
     }
 }
 
+/// Splits `pool-3-60s` or `pool-3-60s-512` into the part before the timeout, and the affinity.
+fn parse_affinity(name: &str) -> Option<(&str, Affinity)> {
+    let (until_timeout, buckets) = match name.strip_suffix('s') {
+        Some(until_timeout) => (until_timeout, NonZeroU32::new(PORT_CLIENT_BUCKETS)?),
+        None => {
+            let (until_timeout, digits) = name.rsplit_once('-')?;
+            let buckets = number(digits)?;
+            // The usual number is not written.
+            if buckets.get() >= PORT_CLIENT_BUCKETS {
+                return None;
+            }
+            (until_timeout.strip_suffix('s')?, buckets)
+        }
+    };
+    let (pool, seconds) = until_timeout.rsplit_once('-')?;
+    Some((pool, Affinity { timeout: number(seconds)?, buckets }))
+}
+
 /// A number without sign and leading zeros, as we write it.
 fn number(digits: &str) -> Option<NonZeroU32> {
-    let plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
-    digits.parse().ok().filter(|_| plain)
+    let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
+    if is_plain { digits.parse().ok() } else { None }
 }
 
 #[cfg(test)]

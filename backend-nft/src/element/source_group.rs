@@ -14,7 +14,7 @@ use super::{Element, ElementData, Map};
 pub(crate) struct SourceGroupId(pub(crate) [u8; 16]);
 
 /// The prefix of the names of chains.
-const CHAIN: &str = "sources-";
+const CHAIN_PREFIX: &str = "sources-";
 
 // === impl SourceGroupId ===
 
@@ -29,27 +29,32 @@ impl SourceGroupId {
             }
             bytes.push(prefix.prefix_len());
         }
+
+        let hash = digest(&SHA256, &bytes);
         let mut id = [0; 16];
-        id.iter_mut().zip(digest(&SHA256, &bytes).as_ref()).for_each(|(to, byte)| *to = *byte);
+        id.copy_from_slice(&hash.as_ref()[..16]);
         Self(id)
     }
 
     /// Parses the name of a chain.
     pub(crate) fn parse(name: &str) -> Option<Self> {
-        let id = Self(u128::from_str_radix(name.strip_prefix(CHAIN)?, 16).ok()?.to_be_bytes());
-        (id.to_string() == name).then_some(id)
+        let number = u128::from_str_radix(name.strip_prefix(CHAIN_PREFIX)?, 16).ok()?;
+        let id = Self(number.to_be_bytes());
+        // Only as it is written: without a sign, with leading zeros, in lower case.
+        if id.to_string() == name { Some(id) } else { None }
     }
 
+    /// The element of [`Map::AllowedSources`] for a prefix of the group.
     pub(crate) fn element(self, prefix: &IpNet) -> Element {
-        let data = ElementData::Source(self);
+        let vip = Vip::Address(prefix.network());
         let index = prefix.prefix_len().into();
-        Element { vip: Vip::Address(prefix.network()), map: Map::AllowedSources, index, data }
+        Element { vip, map: Map::AllowedSources, index, data: ElementData::Source(self) }
     }
 }
 
 impl fmt::Display for SourceGroupId {
     /// The name of its chain.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{CHAIN}{:032x}", u128::from_be_bytes(self.0))
+        write!(f, "{CHAIN_PREFIX}{:032x}", u128::from_be_bytes(self.0))
     }
 }

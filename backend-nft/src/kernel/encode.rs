@@ -3,14 +3,14 @@
 use backend::driver::Rejection;
 use netlink::{
     RejectedOperation,
-    nft::{self, NftBatch, Table},
+    nft::{self, NftBatch, Set, Table},
 };
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
     desired::table,
     element::{Element, ElementData},
-    operation::{Elements, Operation},
+    operation::{Elements, Operation, Owner},
 };
 
 /// The most elements in a message. An IPv6 element with a verdict takes less than 110 bytes, and a message holds
@@ -21,9 +21,19 @@ const ELEMENTS_PER_MESSAGE: usize = 512;
 #[derive(Debug)]
 pub(super) struct Encoded<'a> {
     pub(super) batch: NftBatch,
-    /// Messages with elements, sorted: the index of the message, the elements that it is from, and where in them it
-    /// starts.
-    origins: Vec<(usize, &'a Elements, usize)>,
+    /// The messages with elements, sorted.
+    element_messages: Vec<ElementMessage<'a>>,
+}
+
+/// A message with a part of the elements of an operation.
+#[derive(Clone, Copy, Debug)]
+struct ElementMessage<'a> {
+    /// The index of the message in the batch.
+    index: usize,
+    /// The elements of the operation.
+    elements: &'a Elements,
+    /// The index of the message's first element among them.
+    start: usize,
 }
 
 // === impl Encoded ===
@@ -31,7 +41,7 @@ pub(super) struct Encoded<'a> {
 impl<'a> Encoded<'a> {
     pub(super) fn new(operations: &'a [(IpFamily, Operation)]) -> Self {
         let tables = PerFamily::from_fn(table);
-        let mut encoded = Self { batch: NftBatch::new(), origins: Vec::new() };
+        let mut encoded = Self { batch: NftBatch::new(), element_messages: Vec::new() };
         for (family, operation) in operations {
             let table = &tables[*family];
             let batch = &mut encoded.batch;
@@ -49,23 +59,29 @@ impl<'a> Encoded<'a> {
                     batch.delete_elements(table, &map.set(*family), keys);
                 }
                 Operation::DeleteElements(map, elements) | Operation::AddElements(map, elements) => {
-                    let set = &map.set(*family);
-                    for (number, chunk) in elements.list.chunks(ELEMENTS_PER_MESSAGE).enumerate() {
-                        encoded.origins.push((batch.len(), elements, number * ELEMENTS_PER_MESSAGE));
-                        let fields: Vec<_> = chunk.iter().map(|element| (element.key(), element.value())).collect();
-                        let elements = chunk.iter().zip(&fields).map(|(element, (key, value))| {
-                            let data = data(element, value.as_deref());
-                            nft::Element { data, ..nft::Element::key(key) }
-                        });
-                        match operation {
-                            Operation::AddElements(..) => batch.add_elements(table, set, elements),
-                            _ => batch.delete_elements(table, set, elements),
-                        }
-                    }
+                    encoded.push_elements(operation, elements, table, &map.set(*family));
                 }
             }
         }
         encoded
+    }
+
+    /// Adds or deletes elements, as the operation says, in messages of a limited size.
+    fn push_elements(&mut self, operation: &Operation, elements: &'a Elements, table: &Table, set: &Set) {
+        for (number, chunk) in elements.list.chunks(ELEMENTS_PER_MESSAGE).enumerate() {
+            let start = number * ELEMENTS_PER_MESSAGE;
+            self.element_messages.push(ElementMessage { index: self.batch.len(), elements, start });
+
+            let fields: Vec<_> = chunk.iter().map(|element| (element.key(), element.value())).collect();
+            let encoded = chunk.iter().zip(&fields).map(|(element, (key, value))| nft::Element {
+                data: data(element, value.as_deref()),
+                ..nft::Element::key(key)
+            });
+            match operation {
+                Operation::AddElements(..) => self.batch.add_elements(table, set, encoded),
+                _ => self.batch.delete_elements(table, set, encoded),
+            }
+        }
     }
 
     /// Traces rejected operations to the service ports that they are for.
@@ -84,11 +100,12 @@ impl<'a> Encoded<'a> {
         rejection
     }
 
-    fn owner(&self, rejected: &RejectedOperation) -> Option<u32> {
-        let (operation, element) = (rejected.operation?, rejected.element?);
-        let at = self.origins.binary_search_by_key(&operation, |(message, ..)| *message).ok()?;
-        let (_, elements, start) = self.origins[at];
-        elements.owner(start + element)
+    /// The service port that a rejected element is for; `None`: several service ports, none, or no element was named.
+    fn owner(&self, rejected: &RejectedOperation) -> Owner {
+        let element = rejected.element?;
+        let at = self.element_messages.binary_search_by_key(&rejected.operation?, |message| message.index).ok()?;
+        let message = self.element_messages[at];
+        message.elements.owner(message.start + element)
     }
 }
 

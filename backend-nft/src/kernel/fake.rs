@@ -21,7 +21,7 @@ use self::{
     reachable::reachable,
     references::{RuleReference, references},
 };
-use super::{Kernel, Listing};
+use super::{Kernel, Listing, TransactionOutcome};
 use crate::{
     desired::EndpointKeys,
     element::{Element, ElementData, Map, MapContent, PoolChain, SourceGroupId, Verdict, VipShape},
@@ -32,7 +32,8 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fake(Arc<Mutex<FakeState>>, Generation);
 
-/// That of the tables when this clone has listed or changed them last, without changes by others; 0: it has not.
+/// The number of changes of the tables when this clone listed them last, and its own changes since then; 0: this clone
+/// has not listed them.
 type Generation = u64;
 
 #[derive(Debug, Default)]
@@ -54,7 +55,7 @@ struct FakeState {
     added_chains: Vec<usize>,
     /// The number of elements that each transaction wrote.
     written_elements: Vec<usize>,
-    /// What packets may reach after each transaction; `None`: it is not recorded.
+    /// The endpoints that packets may reach after each transaction; `None`: they are not recorded.
     reachable: Option<Vec<Reachable>>,
 }
 
@@ -117,12 +118,7 @@ impl Fake {
     pub(crate) fn unused_chains(&self) -> usize {
         let state = self.0.lock().unwrap();
         let tables = state.tables.iter().flat_map(|(_, tables)| tables.values());
-        let idle = tables.map(|table| {
-            let used = table.used_chains();
-            let pools = table.chains.keys().filter_map(|name| PoolChain::parse(name));
-            pools.filter(|chain| !used.contains(chain)).count()
-        });
-        idle.sum()
+        tables.map(FakeTable::unused_chains).sum()
     }
 
     /// Rejects elements of these VIPs from now on.
@@ -173,12 +169,12 @@ impl Fake {
         std::mem::take(&mut self.0.lock().unwrap().written_elements)
     }
 
-    /// Checks and records from now on what packets may reach after each transaction.
+    /// Checks and records from now on the endpoints that packets may reach after each transaction.
     pub(crate) fn record_reachable(&self) {
         self.0.lock().unwrap().reachable = Some(Vec::new());
     }
 
-    /// What packets may reach after each transaction since the last call.
+    /// The endpoints that packets may reach after each transaction since the last call.
     pub(crate) fn reachable(&self) -> Vec<Reachable> {
         self.0.lock().unwrap().reachable.replace(Vec::new()).unwrap_or_default()
     }
@@ -215,9 +211,9 @@ impl Kernel for Fake {
         Ok(PerFamily::from_fn(|family| {
             let tables = &state.tables[family];
             let others = tables.iter().filter(|(name, _)| *name != NFT_TABLE);
-            let others = others.map(|(name, table)| (name.clone(), table.serves())).collect();
-            let listing = tables.get(NFT_TABLE).map(|table| table.list(family)).unwrap_or_default();
-            Listing { others, ..listing }
+            let mut listing = tables.get(NFT_TABLE).map(|table| table.list(family)).unwrap_or_default();
+            listing.others = others.map(|(name, table)| (name.clone(), table.serves())).collect();
+            listing
         }))
     }
 
@@ -227,30 +223,31 @@ impl Kernel for Fake {
 
     async fn tables(&mut self) -> Result<Vec<(IpFamily, String)>> {
         let state = self.0.lock().unwrap();
-        let names = |(family, tables): (IpFamily, &BTreeMap<String, FakeTable>)| -> Vec<_> {
-            tables.keys().map(|name| (family, name.clone())).collect()
-        };
-        Ok(state.tables.iter().flat_map(names).collect())
+        let mut names = Vec::new();
+        for (family, tables) in state.tables.iter() {
+            names.extend(tables.keys().map(|name| (family, name.clone())));
+        }
+        Ok(names)
     }
 
-    async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Result<Duration, Rejection>> {
+    async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<TransactionOutcome> {
         let mut state = self.0.lock().unwrap();
         state.transactions += 1;
         let mut tables = std::mem::take(&mut state.tables);
-        let rules_and_sets = |(name, table): (&String, &FakeTable)| (name.clone(), table.rules_and_sets());
         let before = PerFamily::from_fn(|family| {
-            tables[family].iter().map(rules_and_sets).collect::<BTreeMap<String, FakeTable>>()
+            let tables = tables[family].iter();
+            tables.map(|(name, table)| (name.clone(), table.rules_and_sets())).collect::<BTreeMap<_, _>>()
         });
+
         let mut deleted = FakeTables::default();
         let mut rejection = Rejection::default();
         for (family, operation) in &operations {
-            let (tables, deleted) = (&mut tables[*family], &mut deleted[*family]);
             if let Operation::DeleteTable(name) = operation
-                && let Some(table) = tables.get(name)
+                && let Some(table) = tables[*family].get(name)
             {
-                deleted.entry(name.clone()).or_insert_with(|| table.clone());
+                deleted[*family].entry(name.clone()).or_insert_with(|| table.clone());
             }
-            if let Err((owner, reason)) = state.execute(tables, *family, operation) {
+            if let Err((owner, reason)) = state.execute(&mut tables[*family], *family, operation) {
                 match owner.filter(|_| state.detail == ErrorDetail::Named) {
                     Some(owner) => rejection.named.push((owner, reason)),
                     None => drop(rejection.unnamed.get_or_insert(reason)),
@@ -259,33 +256,26 @@ impl Kernel for Fake {
         }
         rejection.named.sort_unstable();
         rejection.named.dedup_by_key(|(owner, _)| *owner);
+
         if rejection != Rejection::default() {
-            for (family, before) in before.iter() {
+            for (family, before) in before {
                 for (name, before) in before {
-                    let table = deleted[family].remove(name).or_else(|| tables[family].remove(name));
-                    let restored = table.map(|table| (name.clone(), table.undo(before.clone())));
-                    state.tables[family].extend(restored);
+                    if let Some(table) = deleted[family].remove(&name).or_else(|| tables[family].remove(&name)) {
+                        state.tables[family].insert(name, table.undo(before));
+                    }
                 }
             }
-            return Ok(Err(rejection));
+            return Ok(TransactionOutcome::Rejected(rejection));
         }
+
         for table in tables.v4.values_mut().chain(tables.v6.values_mut()) {
             table.journal.clear();
         }
-        let serving = tables.iter().flat_map(|(_, tables)| tables.values()).filter(|table| table.serves());
         self.1 += u64::from(self.1 == state.generation);
         state.generation += 1;
-        let verdicts = serving.flat_map(FakeTable::vips);
-        state.vips.push(verdicts.collect());
-        let added = operations.iter().filter(|(_, operation)| matches!(operation, Operation::AddChain(_)));
-        state.added_chains.push(added.count());
-        state.written_elements.push(operations.iter().map(|(_, operation)| operation.elements()).sum());
         state.tables = tables;
-        if state.reachable.is_some() {
-            let reachable = reachable(&state.tables);
-            state.reachable.get_or_insert_default().push(reachable);
-        }
-        Ok(Ok(Duration::ZERO))
+        state.record(&operations);
+        Ok(TransactionOutcome::Committed { took: Duration::ZERO })
     }
 
     async fn drifted(&mut self) -> Drift {
@@ -302,9 +292,28 @@ impl FakeTable {
         });
         pools.flat_map(PoolChain::path).collect()
     }
+
+    /// The number of pool chains that no element leads to.
+    fn unused_chains(&self) -> usize {
+        let used = self.used_chains();
+        let pools = self.chains.keys().filter_map(|name| PoolChain::parse(name));
+        pools.filter(|chain| !used.contains(chain)).count()
+    }
 }
 
 impl FakeState {
+    /// Records a transaction that was committed.
+    fn record(&mut self, operations: &[(IpFamily, Operation)]) {
+        let serving = self.tables.iter().flat_map(|(_, tables)| tables.values()).filter(|table| table.serves());
+        self.vips.push(serving.flat_map(FakeTable::vips).collect());
+        let added = operations.iter().filter(|(_, operation)| matches!(operation, Operation::AddChain(_)));
+        self.added_chains.push(added.count());
+        self.written_elements.push(operations.iter().map(|(_, operation)| operation.elements()).sum());
+        if let Some(recorded) = &mut self.reachable {
+            recorded.push(reachable(&self.tables));
+        }
+    }
+
     fn execute(
         &self,
         tables: &mut BTreeMap<String, FakeTable>,
@@ -360,7 +369,7 @@ impl FakeTable {
         Self { chains: self.chains.clone(), sets: self.sets.clone(), ..Self::default() }
     }
 
-    /// The table before the current transaction. `before`: what [`Self::rules_and_sets`] was then.
+    /// The table before the current transaction. `before`: the result of [`Self::rules_and_sets`] then.
     fn undo(mut self, before: Self) -> Self {
         for (key, data) in std::mem::take(&mut self.journal).into_iter().rev() {
             match data {
@@ -456,11 +465,10 @@ fn each(
     elements: &Elements,
     mut execute: impl FnMut(&Element) -> Result<(), OperationError>,
 ) -> Result<(), OperationError> {
-    elements
-        .list
-        .iter()
-        .enumerate()
-        .try_for_each(|(index, element)| execute(element).map_err(|(_, reason)| (elements.owner(index), reason)))
+    for (index, element) in elements.list.iter().enumerate() {
+        execute(element).map_err(|(_, reason)| (elements.owner(index), reason))?;
+    }
+    Ok(())
 }
 
 fn ensure(condition: bool, reason: &str) -> Result<(), OperationError> {
@@ -497,7 +505,8 @@ fn accepts(map: Map, element: &Element) -> bool {
 }
 
 fn key(element: &Element) -> ElementKey {
-    let data = Some(element.data).filter(|data| matches!(data, ElementData::Source(_) | ElementData::Member(..)));
+    let is_in_key = matches!(element.data, ElementData::Source(_) | ElementData::Member(..));
+    let data = if is_in_key { Some(element.data) } else { None };
     (element.map, element.vip, element.index, data)
 }
 

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use backend::{
     Drift,
-    driver::{NfTablesWatch, Rejection, Touched, WorkerThread},
+    driver::{NfTablesWatch, Touched, WorkerThread},
 };
 use netlink::{
     Error,
@@ -20,7 +20,7 @@ use netlink::{
 use proto::model::{IpFamily, PerFamily};
 use tracing::debug;
 
-use super::{Kernel, Listing, encode::Encoded, serves};
+use super::{Kernel, Listing, TransactionOutcome, encode::Encoded, serves};
 use crate::{
     desired::{self, EndpointKeys, is_own_table},
     element::{ForgottenClients, Map},
@@ -32,22 +32,32 @@ use crate::{
 pub struct Netlink {
     worker: WorkerThread<NftHandle>,
     watch: NfTablesWatch,
-    /// The operations of a dry run, which executes none; `None`: this is no dry run.
+    /// The operations of a dry run, which executes none of them; `None`: this is no dry run.
     recorded: Option<Vec<(IpFamily, Operation)>>,
 }
 
-/// During a transaction that writes more objects, notifications are not received.
+/// The most objects of a transaction of which the notifications are received.
 const MAX_NOTIFIED_WRITES: usize = 1_000;
 
-/// A map with fewer elements is dumped: its size does not matter yet, and a dump also shows unexpected elements.
-const MIN_LOOKED_UP: usize = 20_000;
+/// The fewest elements of a map that are looked up by their keys. A smaller map is dumped, because its size does not
+/// matter yet, and a dump also shows unexpected elements.
+const MIN_LOOKED_UP_ELEMENTS: usize = 20_000;
 
-/// The most clients with session affinity that one transaction deletes: 20 ms, for which other changes wait.
-const MAX_DELETED_AT_ONCE: usize = 65_536;
+/// The most clients with session affinity that one transaction deletes, in 20 ms, for which other changes wait.
+const MAX_DELETED_IN_TRANSACTION: usize = 65_536;
 
-/// The most clients with session affinity that one commit deletes: more than three times as many as the map has places,
-/// for most buckets are empty. Others stay until their timeout.
-const MAX_DELETED: usize = 10 * MAX_DELETED_AT_ONCE;
+/// The most clients with session affinity that are deleted after one commit: more than three times as many as the map
+/// has places, because most buckets are empty. The clients beyond this number stay until their timeout.
+const MAX_DELETED: usize = 10 * MAX_DELETED_IN_TRANSACTION;
+
+/// Whether a map was listed by the keys that it should have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KeyLookup {
+    /// All elements of the map are in the listing.
+    Listed,
+    /// The map is small, or has other keys: it has to be dumped.
+    Unsuitable,
+}
 
 // === impl Netlink ===
 
@@ -76,8 +86,8 @@ impl Kernel for Netlink {
         let list = move |handle: &mut NftHandle| {
             let mut listings = PerFamily::<Listing>::default();
             for family in IpFamily::ALL {
-                let list = list(handle, family, &keys);
-                listings[family] = list.with_context(|| format!("list the {family} tables"))?;
+                let listing = list(handle, family, &keys);
+                listings[family] = listing.with_context(|| format!("list the {family} tables"))?;
             }
             Ok(listings)
         };
@@ -95,11 +105,12 @@ impl Kernel for Netlink {
         self.worker.run(tables).await?
     }
 
-    async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Result<Duration, Rejection>> {
+    async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<TransactionOutcome> {
         if let Some(recorded) = &mut self.recorded {
             recorded.extend(operations);
-            return Ok(Ok(Duration::ZERO));
+            return Ok(TransactionOutcome::Committed { took: Duration::ZERO });
         }
+
         let writes: usize = operations.iter().map(|(_, operation)| operation.writes()).sum();
         let is_large = writes > MAX_NOTIFIED_WRITES;
         if is_large {
@@ -109,24 +120,27 @@ impl Kernel for Netlink {
         if is_large {
             self.watch.resume()?;
         }
-        let committed = result??;
-        if committed.is_ok() {
+
+        let outcome = result??;
+        if let TransactionOutcome::Committed { .. } = outcome {
             self.watch.committed(1);
         }
-        Ok(committed)
+        Ok(outcome)
     }
 
     async fn forget_clients(&mut self, clients: Vec<ForgottenClients>) -> Result<()> {
         if self.recorded.is_some() {
             return Ok(());
         }
-        let clients = self.worker.run(move |handle| of_filled_maps(handle, clients)).await??;
-        if !clients.is_empty() {
-            self.watch.pause()?;
-            let result = self.worker.run(move |handle| delete(handle, &clients)).await;
-            self.watch.resume()?;
-            self.watch.committed(result??);
+        let clients = self.worker.run(move |handle| in_filled_maps(handle, clients)).await??;
+        if clients.is_empty() {
+            return Ok(());
         }
+
+        self.watch.pause()?;
+        let result = self.worker.run(move |handle| delete_clients(handle, &clients)).await;
+        self.watch.resume()?;
+        self.watch.committed(result??);
         Ok(())
     }
 
@@ -139,11 +153,12 @@ impl Kernel for Netlink {
     }
 }
 
-/// Everything in our tables is ours, and those of other layouts are to be deleted.
+/// An object in a table of ours, of any layout. All objects in our tables are ours, and the tables of other layouts are
+/// to be deleted.
 fn touched(event: &NftEvent) -> Option<Touched> {
     let NftEvent::Changed { family, table, object, .. } = event else { return None };
-    let is_ours = |ours: IpFamily| *family == Some(ours.into()) && is_own_table(table);
-    IpFamily::ALL.into_iter().any(is_ours).then_some(Touched::Ours(object))
+    let is_programmed = |ours: IpFamily| *family == Some(ours.into());
+    if is_own_table(table) && IpFamily::ALL.into_iter().any(is_programmed) { Some(Touched::Ours(object)) } else { None }
 }
 
 /// Our tables, of any layout.
@@ -153,6 +168,7 @@ fn own_tables(handle: &mut NftHandle, family: IpFamily) -> Result<Vec<nft::Table
     Ok(tables)
 }
 
+/// Lists the table of this layout, and the names of our other tables.
 fn list(handle: &mut NftHandle, family: IpFamily, keys: &EndpointKeys) -> Result<Listing> {
     let mut listing = Listing::default();
     for table in own_tables(handle, family)? {
@@ -165,37 +181,43 @@ fn list(handle: &mut NftHandle, family: IpFamily, keys: &EndpointKeys) -> Result
         }
     }
     let Some(table) = &listing.table else { return Ok(listing) };
+
     listing.sets = handle.sets(table).context("list sets")?;
     listing.rules = handle.rules(table).context("list rules")?;
     for map in Map::ALL.into_iter().filter(|map| !map.is_written_by_rules()) {
-        if listing.sets.contains(&map.set(family)) && !lookup(handle, family, map, keys, &mut listing)? {
+        let has_our_definition = listing.sets.contains(&map.set(family));
+        if has_our_definition && look_up(handle, family, map, keys, &mut listing)? == KeyLookup::Unsuitable {
             dump(handle, family, map, &mut listing)?;
         }
     }
     Ok(listing)
 }
 
-/// Lists a large map by its keys, if it has exactly as many elements as it should have. `false` when it has other
-/// ones.
-fn lookup(
+/// Lists a large map by its keys, if it has exactly as many elements as it should have.
+fn look_up(
     handle: &mut NftHandle,
     family: IpFamily,
     map: Map,
     keys: &EndpointKeys,
     listing: &mut Listing,
-) -> Result<bool> {
-    let (len, table) = (keys.len(family, map), &desired::table(family));
-    if len < MIN_LOOKED_UP || handle.count(table, map.name()).context("count elements")? != u32::try_from(len).ok() {
-        return Ok(false);
+) -> Result<KeyLookup> {
+    let table = &desired::table(family);
+    let len = keys.len(family, map);
+    if len < MIN_LOOKED_UP_ELEMENTS {
+        return Ok(KeyLookup::Unsuitable);
     }
-    let (keys, before) = (keys.of_map(family, map), listing.elements.len());
+    if handle.count(table, map.name()).context("count elements")? != u32::try_from(len).ok() {
+        return Ok(KeyLookup::Unsuitable);
+    }
+
+    let before = listing.elements.len();
     let visit = |element: nft::Element<'_>| listing.insert(map, family, &element);
-    match handle.get_elements(table, map.name(), keys, visit) {
-        Ok(()) => Ok(true),
+    match handle.get_elements(table, map.name(), keys.of_map(family, map), visit) {
+        Ok(()) => Ok(KeyLookup::Listed),
         Err(error) if error.is_not_found() || error.is_interrupted() => {
             listing.elements.truncate(before);
             listing.foreign.retain(|(of, _)| *of != map);
-            Ok(false)
+            Ok(KeyLookup::Unsuitable)
         }
         Err(error) => Err(error).with_context(|| format!("look elements of {} up", map.name())),
     }
@@ -210,8 +232,8 @@ fn dump(handle: &mut NftHandle, family: IpFamily, map: Map, listing: &mut Listin
     Ok(())
 }
 
-/// Those in maps that have any elements, as the kernel tells.
-fn of_filled_maps(handle: &mut NftHandle, mut clients: Vec<ForgottenClients>) -> Result<Vec<ForgottenClients>> {
+/// The clients whose map has any elements. None of them before Linux 6.16, which does not tell the number of elements.
+fn in_filled_maps(handle: &mut NftHandle, mut clients: Vec<ForgottenClients>) -> Result<Vec<ForgottenClients>> {
     for family in IpFamily::ALL {
         if clients.iter().any(|clients| clients.family == family) {
             let count = handle.count(&desired::table(family), Map::AffineClients.name()).context("count elements")?;
@@ -222,17 +244,21 @@ fn of_filled_maps(handle: &mut NftHandle, mut clients: Vec<ForgottenClients>) ->
     Ok(clients)
 }
 
-/// Deletes stored clients. Returns how many transactions have deleted any: one that changes nothing is no generation.
-fn delete(handle: &mut NftHandle, clients: &[ForgottenClients]) -> Result<usize> {
+/// Deletes stored clients. Returns the number of transactions that have deleted any client, because only these
+/// transactions have got a generation.
+fn delete_clients(handle: &mut NftHandle, clients: &[ForgottenClients]) -> Result<usize> {
     let mut committed = 0;
     for family in IpFamily::ALL {
-        let (table, map) = (desired::table(family), Map::AffineClients.set(family));
+        let table = desired::table(family);
+        let map = Map::AffineClients.set(family);
         let of_family = clients.iter().filter(|clients| clients.family == family);
         let mut keys = of_family.flat_map(ForgottenClients::keys).take(MAX_DELETED).peekable();
+
         while keys.peek().is_some() {
-            let some: Vec<_> = keys.by_ref().take(MAX_DELETED_AT_ONCE).collect();
+            let deleted: Vec<_> = keys.by_ref().take(MAX_DELETED_IN_TRANSACTION).collect();
             let mut batch = NftBatch::new();
-            batch.destroy_elements(&table, &map, some.iter().map(|key| nft::Element::key(key)));
+            batch.destroy_elements(&table, &map, deleted.iter().map(|key| nft::Element::key(key)));
+
             let before = handle.generation().context("read the nf_tables generation")?;
             handle.commit(&batch).context("delete clients that no service port has")?;
             let after = handle.generation().context("read the nf_tables generation")?;
@@ -242,20 +268,26 @@ fn delete(handle: &mut NftHandle, clients: &[ForgottenClients]) -> Result<usize>
     Ok(committed)
 }
 
-fn commit(handle: &mut NftHandle, operations: &[(IpFamily, Operation)]) -> Result<Result<Duration, Rejection>> {
+fn commit(handle: &mut NftHandle, operations: &[(IpFamily, Operation)]) -> Result<TransactionOutcome> {
     let encoded = Encoded::new(operations);
-    let (messages, bytes) = (encoded.batch.len(), encoded.batch.bytes());
+    let messages = encoded.batch.len();
+    let bytes = encoded.batch.bytes();
+
     let start = Instant::now();
     let result = handle.commit(&encoded.batch);
     let took = start.elapsed();
+
     let took_us = took.as_micros() as u64;
     debug!(messages, bytes, took_us, accepted = result.is_ok(), "committed a transaction");
-    let Err(error) = result else { return Ok(Ok(took)) };
-    match &error {
-        // Missing permissions or memory, or a concurrent change, do not depend on what is in the transaction.
-        Error::Rejected { operations, .. } if !error.is_not_permitted() && !error.is_interrupted() => {
-            Ok(Err(encoded.rejection(operations)))
-        }
-        _ => Err(anyhow::Error::new(error).context("commit a transaction")),
+    match result {
+        Ok(()) => Ok(TransactionOutcome::Committed { took }),
+        // Missing permissions or memory, or a concurrent change, do not depend on the content of the transaction.
+        Err(error) if error.is_not_permitted() || error.is_interrupted() => Err(failed(error)),
+        Err(Error::Rejected { operations, .. }) => Ok(TransactionOutcome::Rejected(encoded.rejection(&operations))),
+        Err(error) => Err(failed(error)),
     }
+}
+
+fn failed(error: Error) -> anyhow::Error {
+    anyhow::Error::new(error).context("commit a transaction")
 }

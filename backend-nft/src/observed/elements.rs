@@ -15,23 +15,35 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(crate) struct ObservedElements {
     family: IpFamily,
-    /// Sorted, of each VIP or pool key; none is empty.
+    /// The elements of each VIP or pool key, sorted; at least one.
     by_key: BTreeMap<Vip, Vec<Element>>,
     /// The keys without a service port that have elements of each rank.
     unowned: [BTreeSet<Vip>; REMOVAL_RANKS],
-    /// The keys with elements that Fairlead never writes.
+    /// The keys of a service port with elements that Fairlead never writes.
     foreign: BTreeSet<Vip>,
     /// The aliases that lead to each pool key.
     aliases: BTreeMap<Vip, BTreeSet<Vip>>,
-    /// The aliases without a service port that lead to a pool of one.
+    /// The aliases without a service port that lead to the pool of a service port.
     stale: BTreeSet<Vip>,
-    /// The aliases of a service port that lead to a pool of another one.
+    /// The aliases of a service port that lead to the pool of another service port.
     crossing: BTreeSet<Vip>,
+}
+
+/// Why the elements of a key need attention.
+#[derive(Clone, Copy, Debug, Default)]
+struct Attention {
+    /// Whether it has elements of each rank, and no service port.
+    unowned: [bool; REMOVAL_RANKS],
+    is_foreign: bool,
+    is_stale: bool,
+    is_crossing: bool,
 }
 
 const FOREIGN: ElementData = ElementData::Verdict(Verdict::Foreign);
 
 const REMOVAL_RANKS: usize = 3;
+
+// === impl ObservedElements ===
 
 impl ObservedElements {
     /// These elements, which are sorted.
@@ -49,7 +61,9 @@ impl ObservedElements {
         for element in elements {
             by_key.entry(element.vip).or_default().push(element);
         }
-        by_key.into_iter().for_each(|(key, elements)| observed.insert(key, elements, ownership));
+        for (key, elements) in by_key {
+            observed.insert(key, elements, ownership);
+        }
         observed
     }
 
@@ -82,22 +96,23 @@ impl ObservedElements {
         if self.by_key.is_empty() {
             return;
         }
-        let key = pool_key(vip, self.family);
-        for key in [*vip, key] {
+        for key in [*vip, pool_key(vip, self.family)] {
             self.classify(&key, ownership);
             let aliases: Vec<Vip> = self.aliases.get(&key).into_iter().flatten().copied().collect();
-            aliases.iter().for_each(|alias| self.classify(alias, ownership));
+            for alias in &aliases {
+                self.classify(alias, ownership);
+            }
         }
     }
 
-    /// Whether any element belongs to no service port, or is one that Fairlead never writes.
+    /// Whether any element belongs to no service port, or has data that Fairlead never writes.
     pub(crate) fn has_unneeded(&self) -> bool {
         self.unowned.iter().any(|keys| !keys.is_empty()) || !self.foreign.is_empty()
     }
 
-    /// At most `limit` of the elements that belong to no service port, first those that lead to others, and of those
-    /// that another version of Fairlead or another process has left at a VIP whose service port is not programmed.
-    /// Whether these are all of them.
+    /// At most `limit` of the unneeded elements, and whether these are all of them: elements that another version of
+    /// Fairlead or another process has left at a VIP whose service port is not programmed, and elements that belong to
+    /// no service port, first the elements that lead to others.
     pub(crate) fn unneeded(
         &self,
         ownership: &VipOwnership,
@@ -105,19 +120,20 @@ impl ObservedElements {
         limit: usize,
     ) -> (Vec<Element>, bool) {
         let is_rejected = |key: &&Vip| self.owner(key, ownership).is_some_and(|owner| !is_programmed(owner));
-        let rejected = self.foreign.iter().filter(is_rejected).flat_map(|key| self.get(key));
-        let rejected = rejected.filter(|element| element.data == FOREIGN);
+        let of_rejected = self.foreign.iter().filter(is_rejected).flat_map(|key| self.get(key));
+        let foreign = of_rejected.filter(|element| element.data == FOREIGN);
         let unowned = self.unowned.iter().enumerate().flat_map(|(rank, keys)| {
             let elements = keys.iter().flat_map(|key| self.get(key));
             elements.filter(move |element| removal_rank(element) == rank)
         });
-        let mut unneeded: Vec<Element> = rejected.chain(unowned).take(limit.saturating_add(1)).copied().collect();
+
+        let mut unneeded: Vec<Element> = foreign.chain(unowned).take(limit.saturating_add(1)).copied().collect();
         let is_all = unneeded.len() <= limit;
         unneeded.truncate(limit);
         (unneeded, is_all)
     }
 
-    /// At most `limit` of the elements of VIPs without a service port that lead to a pool of one.
+    /// At most `limit` of the elements of VIPs without a service port that lead to the pool of a service port.
     pub(crate) fn stale(&self, limit: usize) -> Vec<Element> {
         let mut stale: Vec<Element> = self.stale.iter().flat_map(|key| self.get(key)).copied().collect();
         stale.sort_by_key(removal_rank);
@@ -125,7 +141,7 @@ impl ObservedElements {
         stale
     }
 
-    /// The VIPs of pools to which aliases of other service ports lead, and those service ports.
+    /// The VIPs of pools to which aliases of other service ports lead, and these other service ports.
     pub(crate) fn crossing<'a>(
         &'a self,
         ownership: &'a VipOwnership,
@@ -133,7 +149,8 @@ impl ObservedElements {
         let pools = self.crossing.iter().flat_map(|key| self.get(key));
         pools.filter_map(move |element| {
             let ElementData::PoolKey(pool) = &element.data else { return None };
-            let (user, owner) = (self.owner(&element.vip, ownership)?, self.owner(pool, ownership)?);
+            let user = self.owner(&element.vip, ownership)?;
+            let owner = self.owner(pool, ownership)?;
             (user != owner).then_some((vip_of_key(pool), user))
         })
     }
@@ -146,21 +163,25 @@ impl ObservedElements {
     fn classify(&mut self, key: &Vip, ownership: &VipOwnership) {
         let Some(elements) = self.by_key.get(key) else { return };
         let owner = self.owner(key, ownership);
-        let (mut unowned, mut is_foreign, mut is_stale, mut is_crossing) =
-            ([false; REMOVAL_RANKS], false, false, false);
+        let mut attention = Attention::default();
         for element in elements {
-            unowned[removal_rank(element)] |= owner.is_none();
-            is_foreign |= owner.is_some() && element.data == FOREIGN;
+            attention.unowned[removal_rank(element)] |= owner.is_none();
+            attention.is_foreign |= owner.is_some() && element.data == FOREIGN;
             if let ElementData::PoolKey(pool) = &element.data
                 && let Some(of_pool) = self.owner(pool, ownership)
             {
-                is_stale |= owner.is_none();
-                is_crossing |= owner.is_some_and(|owner| owner != of_pool);
+                attention.is_stale |= owner.is_none();
+                attention.is_crossing |= owner.is_some_and(|owner| owner != of_pool);
             }
         }
-        let marks = self.unowned.iter_mut().zip(unowned);
+        self.mark(key, attention);
+    }
+
+    /// Enters a key into the sets of keys that need attention, or removes it from them.
+    fn mark(&mut self, key: &Vip, attention: Attention) {
+        let Attention { unowned, is_foreign, is_stale, is_crossing } = attention;
         let others = [(&mut self.foreign, is_foreign), (&mut self.stale, is_stale), (&mut self.crossing, is_crossing)];
-        for (keys, is_member) in marks.chain(others) {
+        for (keys, is_member) in self.unowned.iter_mut().zip(unowned).chain(others) {
             if is_member {
                 keys.insert(*key);
             } else {
@@ -179,13 +200,11 @@ impl ObservedElements {
         self.classify(&key, ownership);
     }
 
-    /// Removes a VIP or pool key, and returns its elements: they have changed, or a service port with it is programmed.
+    /// Removes a VIP or pool key, and returns its elements, because they have changed or its service port is
+    /// programmed.
     pub(crate) fn take(&mut self, key: &Vip) -> Vec<Element> {
         let Some(elements) = self.by_key.remove(key) else { return Vec::new() };
-        let sets = self.unowned.iter_mut().chain([&mut self.foreign, &mut self.stale, &mut self.crossing]);
-        for keys in sets {
-            keys.remove(key);
-        }
+        self.mark(key, Attention::default());
         for element in &elements {
             if let ElementData::PoolKey(pool) = element.data
                 && let Some(aliases) = self.aliases.get_mut(&pool)
@@ -200,7 +219,7 @@ impl ObservedElements {
     }
 }
 
-/// Elements that no service port needs are removed in this order: first what leads to others.
+/// Elements that no service port needs are removed in this order: first the elements that lead to others.
 fn removal_rank(element: &Element) -> usize {
     match element.data {
         ElementData::Verdict(_) => 0,

@@ -19,9 +19,9 @@ use crate::{
     refs::{Counts, RefCountChanges, RefCounts, SourceGroupRefs, chains},
 };
 
-/// The maximum number of unused chains in a table; with more, all of them are deleted at once. During a rollout, a pool
-/// returns to sizes that it had before, and for each new chain the kernel checks all elements of a map.
-const MAX_UNUSED: usize = 64;
+/// The maximum number of unused chains in a table; with more, all of them are deleted at once. Some stay because a pool
+/// returns to its earlier sizes during a rollout, and for each new chain the kernel checks all elements of a map.
+const MAX_UNUSED_CHAINS: usize = 64;
 
 /// The changes of one table.
 #[derive(Debug, Default)]
@@ -30,14 +30,24 @@ pub(super) struct TablePlan {
     added: [Elements; Map::ALL.len()],
     /// The change of the number of elements that refer to a chain.
     chains: BTreeMap<PoolChain, i64>,
-    /// The change of the number of service ports that need a shared element, and one of them.
+    /// The change of the number of service ports that need a shared element, and one such service port.
     shared: BTreeMap<Element, (i64, Owner)>,
     /// The change of the number of VIPs that refer to a group of source ranges.
     groups: BTreeMap<SourceGroupId, i64>,
-    /// The changes of groups that service ports need, and one of them.
+    /// The changes of groups that service ports need, and one such service port.
     group_edits: BTreeMap<SourceGroupId, (GroupEdits, Owner)>,
     /// The groups that service ports need, and that are not deleted, although a VIP may not refer to them yet.
     pub(super) needed_groups: BTreeSet<SourceGroupId>,
+}
+
+/// The changes of pool chains.
+#[derive(Debug)]
+struct PoolChains {
+    added: Vec<PoolChain>,
+    /// Chains with wrong rules.
+    repaired: Vec<PoolChain>,
+    /// A chain comes before the chains that it jumps to.
+    deleted: Vec<PoolChain>,
 }
 
 /// The operations for the chains of groups of source ranges.
@@ -49,21 +59,7 @@ struct GroupChains {
     deleted: Vec<Operation>,
 }
 
-impl GroupChains {
-    /// Makes the rules of a chain those of its group, which it returns.
-    fn repair(&mut self, group: &SourceGroup, family: IpFamily, old: Option<&[Rule]>) -> Arc<[Rule]> {
-        let rules: Arc<[Rule]> = group.rules(family).into();
-        let name = group.id.to_string();
-        if old != Some(&*rules) {
-            self.first.push(match old {
-                None => Operation::AddChain(Chain::regular(&*name)),
-                Some(_) => Operation::FlushChain(name.clone()),
-            });
-            self.rules.extend(rules.iter().map(|rule| Operation::AddRule(name.clone(), rule.clone())));
-        }
-        rules
-    }
-}
+// === impl TablePlan ===
 
 impl TablePlan {
     /// Whether the changes that were added complete a group of source ranges.
@@ -74,17 +70,27 @@ impl TablePlan {
     /// Adds the changes of one service port.
     pub(super) fn update(&mut self, edits: Edits, index: u32) {
         let Edits { removed, added, unshared, shared, group } = edits;
-        removed.into_iter().for_each(|element| self.remove(element, Some(index)));
-        added.into_iter().for_each(|element| self.add(element, Some(index)));
+        for element in removed {
+            self.remove(element, Some(index));
+        }
+        for element in added {
+            self.add(element, Some(index));
+        }
+        for element in unshared {
+            self.count_shared(element, -1, index);
+        }
+        for element in shared {
+            self.count_shared(element, 1, index);
+        }
         if let Some(group) = group {
             self.group_edits.entry(group.group.id).or_insert((group, Some(index)));
         }
-        let unshared = unshared.into_iter().map(|element| (element, -1));
-        for (element, change) in unshared.chain(shared.into_iter().map(|element| (element, 1))) {
-            let (sum, owner) = self.shared.entry(element).or_default();
-            *sum += change;
-            *owner = Some(index);
-        }
+    }
+
+    fn count_shared(&mut self, element: Element, change: i64, index: u32) {
+        let (sum, owner) = self.shared.entry(element).or_default();
+        *sum += change;
+        *owner = Some(index);
     }
 
     fn remove(&mut self, element: Element, owner: Owner) {
@@ -117,49 +123,52 @@ impl TablePlan {
         left: &mut usize,
         effective: &EffectiveOptions,
     ) -> (Vec<Operation>, RefCountChanges) {
-        let Repairs { first, mut pools, unowned, foreign, rules, last } = repairs;
-        unowned.into_iter().for_each(|element| self.remove(element, None));
+        let Repairs { first, pools: broken, unowned, foreign, rules, last } = repairs;
         let refs = &current.refs[family];
-        let mut ref_changes = self.count_refs(refs, &pools, unneeded, left);
-        let group_chains = self.plan_groups(family, refs, &mut ref_changes, unneeded, left);
-        let is_new = |chain: &PoolChain| !refs.chains.contains(chain);
-        for chain in current.prepared[family].iter().copied().filter(is_new) {
-            ref_changes.chains.entry(chain).or_insert(Some(0));
+        for element in unowned {
+            self.remove(element, None);
         }
-        let (kept, deleted): (Vec<_>, Vec<_>) = ref_changes.chains.iter().partition(|(_, count)| count.is_some());
-        let new_chains: Vec<PoolChain> = kept.into_iter().map(|(chain, _)| *chain).filter(is_new).collect();
-        let mut deleted: Vec<PoolChain> = deleted.into_iter().map(|(chain, _)| *chain).collect();
-        // A chain is deleted before those that it jumps to.
-        deleted.sort_by_key(|chain| std::cmp::Reverse(chain.path().count()));
-        pools.retain(|chain| !deleted.contains(chain));
+        let mut ref_changes = self.count_refs(refs, &broken, unneeded, left);
+        let group_chains = self.plan_groups(family, refs, &mut ref_changes, unneeded, left);
+        let pool_chains = PoolChains::plan(refs, &current.prepared[family], broken, &mut ref_changes);
 
         let mut operations = first;
-        operations.extend(new_chains.iter().map(|chain| Operation::AddChain(Chain::regular(chain.to_string()))));
-        operations.extend(pools.iter().map(|chain| Operation::FlushChain(chain.to_string())));
+        operations.extend(pool_chains.added.iter().map(|chain| Operation::AddChain(Chain::regular(chain.to_string()))));
+        operations.extend(pool_chains.repaired.iter().map(|chain| Operation::FlushChain(chain.to_string())));
         operations.extend(group_chains.first);
+
         for map in Map::ALL {
-            let foreign: Vec<_> = foreign.iter().filter(|(of, _)| *of == map).map(|(_, key)| key.clone()).collect();
-            operations.extend((!foreign.is_empty()).then_some(Operation::DeleteForeign(map, foreign)));
+            let keys: Vec<_> = foreign.iter().filter(|(of, _)| *of == map).map(|(_, key)| key.clone()).collect();
+            if !keys.is_empty() {
+                operations.push(Operation::DeleteForeign(map, keys));
+            }
             let removed = std::mem::take(&mut self.removed[map as usize]);
-            operations.extend((!removed.list.is_empty()).then_some(Operation::DeleteElements(map, removed)));
+            if !removed.list.is_empty() {
+                operations.push(Operation::DeleteElements(map, removed));
+            }
         }
+
         // Before the elements: for each rule that refers to a map, the kernel checks its elements (20 ms for 100,000).
-        for chain in new_chains.into_iter().chain(pools) {
+        for chain in pool_chains.added.iter().chain(&pool_chains.repaired) {
             let rules = chain.rules(family, effective).into_iter();
             operations.extend(rules.map(|rule| Operation::AddRule(chain.to_string(), rule)));
         }
         operations.extend(group_chains.rules);
+
         for map in Map::ALL {
             let added = std::mem::take(&mut self.added[map as usize]);
-            operations.extend((!added.list.is_empty()).then_some(Operation::AddElements(map, added)));
+            if !added.list.is_empty() {
+                operations.push(Operation::AddElements(map, added));
+            }
         }
         operations.extend(rules);
-        // Rules of foreign chains may jump to our chains; rules in our chains that another process has added may use
-        // foreign sets.
+
+        // Foreign chains are flushed before ours are deleted, because their rules may jump to our chains. Foreign sets
+        // are deleted afterwards, because rules that another process has added to our chains may use them.
         let (flushed, last): (Vec<_>, Vec<_>) =
             last.into_iter().partition(|operation| matches!(operation, Operation::FlushChain(_)));
         operations.extend(flushed);
-        operations.extend(deleted.into_iter().map(|chain| Operation::DeleteChain(chain.to_string())));
+        operations.extend(pool_chains.deleted.iter().map(|chain| Operation::DeleteChain(chain.to_string())));
         operations.extend(group_chains.deleted);
         operations.extend(last);
         (operations, ref_changes)
@@ -174,7 +183,6 @@ impl TablePlan {
         unneeded: Unneeded,
         left: &mut usize,
     ) -> GroupChains {
-        let mut chains = GroupChains::default();
         let mut changes = std::mem::take(&mut self.groups);
         let edits = std::mem::take(&mut self.group_edits);
         for id in edits.keys() {
@@ -185,37 +193,64 @@ impl TablePlan {
                 changes.entry(id).or_default();
             }
         }
+
+        let mut chains = GroupChains::default();
         for (id, change) in changes {
             let before = refs.groups.get(&id);
             let old = before.cloned().unwrap_or_default();
             let count = u32::try_from(i64::from(old.count) + change).unwrap_or(0);
-            let mut new = SourceGroupRefs { count, ..old.clone() };
-            if let Some((edits, owner)) = edits.get(&id) {
-                edits.removed.iter().for_each(|prefix| self.remove(id.element(prefix), None));
-                edits.added.iter().for_each(|prefix| self.add(id.element(prefix), *owner));
-                let removed: BTreeSet<&IpNet> = edits.removed.iter().collect();
-                let kept = old.prefixes.iter().filter(|prefix| !removed.contains(prefix));
-                let prefixes: BTreeSet<IpNet> = kept.chain(&edits.added).copied().collect();
-                new.prefixes = prefixes.into_iter().collect();
-                new.rules = Some(chains.repair(&edits.group, family, old.rules.as_deref()));
-                new.is_intact = edits.is_complete;
-            } else if count == 0 && unneeded == Unneeded::Delete && !self.needed_groups.contains(&id) {
-                // The chain first, so that no packet is matched with a part of the group.
-                let (deleted, rest) = old.prefixes.split_at(old.prefixes.len().min(*left));
-                *left -= deleted.len();
-                deleted.iter().for_each(|prefix| self.remove(id.element(prefix), None));
-                chains.deleted.extend(old.rules.as_ref().map(|_| Operation::DeleteChain(id.to_string())));
-                if rest.is_empty() {
-                    ref_changes.groups.extend(before.map(|_| (id, None)));
-                    continue;
+            let is_unneeded = count == 0 && unneeded == Unneeded::Delete && !self.needed_groups.contains(&id);
+
+            let new = match edits.get(&id) {
+                Some((edits, owner)) => {
+                    let rules = chains.repair(&edits.group, family, old.rules.as_deref());
+                    let prefixes = self.edit_group(edits, &old.prefixes, *owner);
+                    Some(SourceGroupRefs { count, prefixes, rules: Some(rules), is_intact: edits.is_complete })
                 }
-                new = SourceGroupRefs { prefixes: rest.into(), ..SourceGroupRefs::default() };
-            }
-            if before != Some(&new) {
-                ref_changes.groups.push((id, Some(new)));
+                None if is_unneeded => {
+                    // The chain first, so that no packet is matched with a part of the group.
+                    if old.rules.is_some() {
+                        chains.deleted.push(Operation::DeleteChain(id.to_string()));
+                    }
+                    self.delete_prefixes(id, &old.prefixes, left)
+                }
+                None => Some(SourceGroupRefs { count, ..old }),
+            };
+            if before != new.as_ref() {
+                ref_changes.groups.push((id, new));
             }
         }
         chains
+    }
+
+    /// Writes the changes of a group of source ranges. Returns its prefixes after these changes.
+    fn edit_group(&mut self, edits: &GroupEdits, old: &[IpNet], owner: Owner) -> Arc<[IpNet]> {
+        let id = edits.group.id;
+        for prefix in &edits.removed {
+            self.remove(id.element(prefix), None);
+        }
+        for prefix in &edits.added {
+            self.add(id.element(prefix), owner);
+        }
+
+        let removed: BTreeSet<&IpNet> = edits.removed.iter().collect();
+        let kept = old.iter().filter(|prefix| !removed.contains(prefix));
+        let prefixes: BTreeSet<IpNet> = kept.chain(&edits.added).copied().collect();
+        prefixes.into_iter().collect()
+    }
+
+    /// Deletes prefixes of a group that no service port needs, as many as are left in the transaction. Returns the rest
+    /// of the group; `None`: the whole group is deleted.
+    fn delete_prefixes(&mut self, id: SourceGroupId, old: &[IpNet], left: &mut usize) -> Option<SourceGroupRefs> {
+        let (deleted, rest) = old.split_at(old.len().min(*left));
+        *left -= deleted.len();
+        for prefix in deleted {
+            self.remove(id.element(prefix), None);
+        }
+        if rest.is_empty() {
+            return None;
+        }
+        Some(SourceGroupRefs { prefixes: rest.into(), ..SourceGroupRefs::default() })
     }
 
     /// The changes of the reference counts. Adds the changes of shared elements. `broken`: chains with wrong rules.
@@ -232,6 +267,7 @@ impl TablePlan {
         if unneeded == Unneeded::Delete {
             delete_unused(&refs.chains, broken, &mut ref_changes.chains);
         }
+
         let shared = std::mem::take(&mut self.shared);
         let counts = shared.iter().map(|(element, (count, _))| (*element, *count));
         for (element, count) in changed(&refs.elements, counts, unneeded, *left) {
@@ -240,7 +276,9 @@ impl TablePlan {
                 (false, Some(_)) => self.add(element, owner),
                 (true, None) => {
                     // The removals of service ports are counted already.
-                    *left = left.saturating_sub(usize::from(!shared.contains_key(&element)));
+                    if !shared.contains_key(&element) {
+                        *left = left.saturating_sub(1);
+                    }
                     self.remove(element, owner);
                 }
                 _ => {}
@@ -251,7 +289,54 @@ impl TablePlan {
     }
 }
 
-/// Deletes unused chains: those with wrong rules, and all of them if there are more than [`MAX_UNUSED`].
+// === impl PoolChains ===
+
+impl PoolChains {
+    /// `prepared`: chains that are added although no element refers to them yet; `broken`: chains with wrong rules.
+    fn plan(
+        refs: &RefCounts,
+        prepared: &BTreeSet<PoolChain>,
+        broken: Vec<PoolChain>,
+        ref_changes: &mut RefCountChanges,
+    ) -> Self {
+        let is_new = |chain: &PoolChain| !refs.chains.contains(chain);
+        for chain in prepared.iter().copied().filter(is_new) {
+            ref_changes.chains.entry(chain).or_insert(Some(0));
+        }
+
+        let mut chains = Self { added: Vec::new(), repaired: broken, deleted: Vec::new() };
+        for (chain, count) in &ref_changes.chains {
+            if count.is_none() {
+                chains.deleted.push(*chain);
+            } else if is_new(chain) {
+                chains.added.push(*chain);
+            }
+        }
+        chains.deleted.sort_by_key(|chain| std::cmp::Reverse(chain.path().count()));
+        chains.repaired.retain(|chain| !chains.deleted.contains(chain));
+        chains
+    }
+}
+
+// === impl GroupChains ===
+
+impl GroupChains {
+    /// Gives the chain of a group the rules of the group, and returns them.
+    fn repair(&mut self, group: &SourceGroup, family: IpFamily, old: Option<&[Rule]>) -> Arc<[Rule]> {
+        let rules: Arc<[Rule]> = group.rules(family).into();
+        let name = group.id.to_string();
+        if old != Some(&*rules) {
+            self.first.push(match old {
+                None => Operation::AddChain(Chain::regular(&*name)),
+                Some(_) => Operation::FlushChain(name.clone()),
+            });
+            self.rules.extend(rules.iter().map(|rule| Operation::AddRule(name.clone(), rule.clone())));
+        }
+        rules
+    }
+}
+
+/// Deletes unused chains with wrong rules, and all unused chains if there are more than [`MAX_UNUSED_CHAINS`].
 fn delete_unused(before: &Counts<PoolChain>, broken: &[PoolChain], changes: &mut BTreeMap<PoolChain, Option<u32>>) {
     let mut unused: BTreeSet<PoolChain> = before.unused().clone();
     for (chain, count) in &*changes {
@@ -261,14 +346,16 @@ fn delete_unused(before: &Counts<PoolChain>, broken: &[PoolChain], changes: &mut
             unused.remove(chain);
         }
     }
-    if unused.len() <= MAX_UNUSED {
+
+    if unused.len() <= MAX_UNUSED_CHAINS {
         unused.retain(|chain| chain.path().any(|next| broken.contains(&next)));
     }
     changes.retain(|chain, _| !unused.contains(chain));
     changes.extend(unused.into_iter().filter(|chain| before.contains(chain)).map(|chain| (chain, None)));
 }
 
-/// The new reference counts; `None`: to be deleted. Of those that were 0 before, at most `limit` are deleted.
+/// The new reference counts; `None`: the object is to be deleted. Of the objects that were unused before, at most
+/// `limit` are deleted.
 fn changed<K: Copy + Ord>(
     counts: &Counts<K>,
     changes: impl Iterator<Item = (K, i64)>,
@@ -281,6 +368,7 @@ fn changed<K: Copy + Ord>(
         let unused: Vec<K> = unused.take(limit).copied().collect();
         changes.extend(unused.into_iter().map(|key| (key, 0)));
     }
+
     changes.into_iter().filter_map(move |(key, change)| {
         let before = counts.get(&key);
         let count = u32::try_from(i64::from(before.unwrap_or(0)) + change).unwrap_or(0);

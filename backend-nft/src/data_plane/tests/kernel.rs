@@ -1,15 +1,12 @@
 //! The real kernel rejects one service port of 10,000. Runs in a network namespace and needs root.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::sync::{Arc, Mutex};
 
 use anyhow::Result;
 use backend::{
     Drift,
     dataplane::{DataplaneOptions, Vip},
-    driver::{Driver, Rejection},
+    driver::Driver,
     testing::{ProgramAll as _, Stack, mk_key, synthetic, transition},
 };
 use netlink::{nft::Rule, testing::block_on_in_netns};
@@ -19,7 +16,7 @@ use crate::{
     data_plane::NftDataPlane,
     desired::EndpointKeys,
     element::{ElementData, Map, Verdict},
-    kernel::{Kernel, Listing, Netlink},
+    kernel::{Kernel, Listing, Netlink, TransactionOutcome},
     operation::{Elements, Operation},
 };
 
@@ -55,7 +52,7 @@ impl Kernel for InvalidatingKernel {
         self.kernel.tables().await
     }
 
-    async fn commit(&mut self, mut operations: Vec<(IpFamily, Operation)>) -> Result<Result<Duration, Rejection>> {
+    async fn commit(&mut self, mut operations: Vec<(IpFamily, Operation)>) -> Result<TransactionOutcome> {
         let defect = *self.defect.lock().unwrap();
         let has_rejected_vip = |(_, operation): &(IpFamily, Operation)| {
             matches!(operation, Operation::AddElements(Map::Vips, elements)

@@ -1,4 +1,4 @@
-//! What packets may reach in the tables of the fake.
+//! The endpoints that packets may reach in the tables of the fake.
 
 use std::net::IpAddr;
 
@@ -36,12 +36,19 @@ impl FakeTable {
             Some(alias) => panic!("{vip} leads to {chain}: alias {alias:?}"),
         };
         let mut maps = vec![chain.endpoints()];
-        maps.extend(chain.affinity.map(|_| chain.affine_endpoints()));
-        let slots = maps.into_iter().flat_map(|map| (0..chain.count).map(move |slot| (map, slot)));
-        let endpoint = |(map, slot)| match self.elements.get(&(map, key, slot, None)) {
-            Some(ElementData::Endpoint(address, port)) => (*address, *port),
-            other => panic!("{vip} leads to {chain}, slot {slot} of {key} in {}: {other:?}", map.name()),
-        };
-        slots.map(endpoint).collect()
+        if chain.affinity.is_some() {
+            maps.push(chain.affine_endpoints());
+        }
+
+        let mut endpoints = Vec::new();
+        for map in maps {
+            for slot in 0..chain.count {
+                match self.elements.get(&(map, key, slot, None)) {
+                    Some(ElementData::Endpoint(address, port)) => endpoints.push((*address, *port)),
+                    other => panic!("{vip} leads to {chain}, slot {slot} of {key} in {}: {other:?}", map.name()),
+                }
+            }
+        }
+        endpoints
     }
 }

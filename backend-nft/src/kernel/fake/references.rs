@@ -1,4 +1,4 @@
-//! What the rules of the fake refer to.
+//! The objects to which the rules of the fake refer.
 
 use netlink::nft::{Expr, Rule};
 

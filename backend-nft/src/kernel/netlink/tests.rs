@@ -38,21 +38,26 @@ fn transaction(verdicts: impl IntoIterator<Item = Verdict>) -> Vec<(IpFamily, Op
     operations.into_iter().map(|operation| (IpFamily::V4, operation)).collect()
 }
 
-fn commit(operations: Vec<(IpFamily, Operation)>) -> Result<Duration, Rejection> {
+fn commit(operations: Vec<(IpFamily, Operation)>) -> TransactionOutcome {
     block_on_in_netns(|| async move {
         let mut kernel = Netlink::open().unwrap();
-        let result = kernel.commit(operations).await.unwrap();
+        let outcome = kernel.commit(operations).await.unwrap();
+
         let tables = kernel.tables().await.unwrap();
-        assert_eq!(tables.is_empty(), result.is_err(), "all or nothing");
-        result
+        assert_eq!(tables.is_empty(), matches!(outcome, TransactionOutcome::Rejected(_)), "all or nothing");
+        outcome
     })
 }
 
 fn rejected(operations: Vec<(IpFamily, Operation)>) -> Rejection {
     match commit(operations) {
-        Err(rejection) => rejection,
-        other => panic!("expected a rejection: {other:?}"),
+        TransactionOutcome::Rejected(rejection) => rejection,
+        TransactionOutcome::Committed { .. } => panic!("expected a rejection"),
     }
+}
+
+fn assert_committed(outcome: &TransactionOutcome) {
+    assert!(matches!(outcome, TransactionOutcome::Committed { .. }), "{outcome:?}");
 }
 
 #[test]
@@ -78,7 +83,7 @@ fn a_rejected_operation_of_no_service_port_is_unnamed() {
 
 #[test]
 fn a_valid_transaction_is_committed() {
-    commit(transaction((0..MANY).map(|_| Verdict::Reject))).unwrap();
+    assert_committed(&commit(transaction((0..MANY).map(|_| Verdict::Reject))));
 }
 
 /// Transactions of others are told from those of this process, also while notifications are not received.
@@ -96,11 +101,12 @@ fn changes_of_others_are_known() {
             }
             other.commit(&batch).unwrap();
         };
-        kernel.commit(transaction([])).await.unwrap().unwrap();
+        assert_committed(&kernel.commit(transaction([])).await.unwrap());
         kernel.list(EndpointKeys::default()).await.unwrap();
         assert!(kernel.is_untouched());
         change("foreign", false);
-        kernel.commit(vec![(IpFamily::V4, Operation::AddChain(nft::Chain::regular("pool-7")))]).await.unwrap().unwrap();
+        let own = vec![(IpFamily::V4, Operation::AddChain(nft::Chain::regular("pool-7")))];
+        assert_committed(&kernel.commit(own).await.unwrap());
         assert!(kernel.is_untouched());
         change("fairlead2", false);
         assert!(!kernel.is_untouched());
