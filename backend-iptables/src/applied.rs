@@ -1,4 +1,4 @@
-//! What was applied last: enough to know what the kernel contains without reading it.
+//! The content of the tables because of us: enough to know it without reading the kernel again.
 
 use std::mem;
 
@@ -13,12 +13,12 @@ use crate::{
     desired::Base,
 };
 
-/// What the kernel contains because of us.
+/// The content of the tables because of us.
 #[derive(Clone, Debug)]
 pub struct AppliedState {
     pub(crate) service_ports: AppliedServicePorts<Installed>,
     pub(crate) content: PerFamily<Content>,
-    /// Whether service ports have not claimed what they need since the kernel was read.
+    /// Whether the kernel was read and some service ports have not claimed their chains and rules since.
     pub(crate) is_reconciling: bool,
     pub(crate) base: PerFamily<Base>,
 }
@@ -26,7 +26,7 @@ pub struct AppliedState {
 // === impl AppliedState ===
 
 impl AppliedState {
-    /// A kernel that contains the base ruleset, and what no service port has claimed.
+    /// The state after the kernel was read: the base ruleset, and content that no service port has claimed.
     pub(crate) fn new(base: PerFamily<Base>, content: PerFamily<Content>) -> Self {
         Self { service_ports: AppliedServicePorts::default(), content, is_reconciling: true, base }
     }
@@ -40,15 +40,17 @@ impl AppliedState {
         self.content.iter().any(|(_, content)| content.has_unneeded())
     }
 
-    /// Takes over what was read again, and forgets what some service ports have.
+    /// Takes over the content that was read again, and forgets the chains and rules of some service ports.
     pub(crate) fn read_again(&mut self, content: PerFamily<Content>, unknown: &[ServicePortKey]) {
         for key in unknown {
             self.service_ports.commit(ServicePortUpdate { key: key.clone(), desired: PerFamily::default() });
         }
+
         let earlier = mem::replace(&mut self.content, content);
         for family in IpFamily::ALL {
-            let installed = self.service_ports.of_family(family);
-            installed.for_each(|installed| self.content[family].claim(installed, &earlier[family]));
+            for installed in self.service_ports.of_family(family) {
+                self.content[family].claim(installed, &earlier[family]);
+            }
         }
     }
 }

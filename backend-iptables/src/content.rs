@@ -1,5 +1,6 @@
-//! What the kernel contains of service ports: their chains, and their rules in shared chains. Each is counted with the
-//! service ports that need it. What was read belongs to none at first; what none needs in the end is deleted.
+//! The content of the tables besides the base ruleset: chains of service ports, and their rules in shared chains. After
+//! the kernel was read, none of it belongs to a service port. Service ports claim their chains and rules; unclaimed
+//! content is deleted in the end.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,15 +27,16 @@ pub(crate) struct Content {
     unneeded_chains: BTreeSet<ChainKey>,
     /// The lines that occur more often than they are needed.
     unneeded_lines: BTreeSet<LineKey>,
-    /// The number of chains and rules: what a script costs grows with it.
+    /// The number of chains and rules, with which the cost of a script grows.
     rules: usize,
     /// The number of rules in each shared chain, in the order of [`SharedChain::ALL`].
     shared: [usize; SharedChain::ALL.len()],
 }
 
-/// A chain in the kernel. Of its rules only a hash is kept.
+/// A chain in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChainContent {
+    /// The hash of its rules, which would take more memory.
     pub(crate) hash: u64,
     /// The number of its rules.
     pub(crate) rules: u32,
@@ -49,11 +51,11 @@ pub(crate) struct ChainContent {
 pub(crate) struct LineContent {
     /// How often the kernel contains it.
     pub(crate) count: u32,
-    /// How many service ports need it. They share one.
+    /// How many service ports need it. All of them share one rule.
     pub(crate) users: u32,
 }
 
-/// What one service port has in one family.
+/// The chains and rules of one service port in one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Installed {
     pub(crate) vips: Box<[Vip]>,
@@ -61,7 +63,7 @@ pub(crate) struct Installed {
     pub(crate) lines: Box<[LineKey]>,
 }
 
-/// What a transaction changes; `None`: the chain is deleted.
+/// The changes by a transaction; `None`: the chain is deleted.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ContentChanges {
     pub(crate) chains: BTreeMap<ChainKey, Option<ChainContent>>,
@@ -71,7 +73,7 @@ pub(crate) struct ContentChanges {
 // === impl Content ===
 
 impl Content {
-    /// Everything of ours but the base ruleset; no service port is known to need it.
+    /// Our chains and rules besides the base ruleset, which no service port has claimed.
     pub(crate) fn of(observed: &Observed, base: &Base) -> Self {
         let mut content = Self::default();
         let fixed: BTreeSet<(Table, &str)> = base.chains.iter().map(|chain| (chain.table, &*chain.name)).collect();
@@ -116,7 +118,7 @@ impl Content {
         self.shared[shared as usize]
     }
 
-    /// Whether there is anything that no service port needs.
+    /// Whether there are chains or rules that no service port needs.
     pub(crate) fn has_unneeded(&self) -> bool {
         !self.unneeded_chains.is_empty() || !self.unneeded_lines.is_empty()
     }
@@ -144,12 +146,16 @@ impl Content {
 
     /// Records that a transaction with these changes was committed.
     pub(crate) fn commit(&mut self, changes: ContentChanges) {
-        changes.chains.into_iter().for_each(|(key, chain)| self.set_chain(key, chain));
-        changes.lines.into_iter().for_each(|(key, line)| self.set_line(key, line));
+        for (key, chain) in changes.chains {
+            self.set_chain(key, chain);
+        }
+        for (key, line) in changes.lines {
+            self.set_line(key, line);
+        }
     }
 
-    /// Records that a service port has what it had in an earlier content, from which another process may have removed
-    /// something since.
+    /// Records that a service port has its chains and rules of an earlier content. If another process has removed any
+    /// of them since, that is not noticed here.
     pub(crate) fn claim(&mut self, Installed { chains, lines, .. }: &Installed, earlier: &Self) {
         for key in chains {
             self.set_chain(key.clone(), earlier.chain(key));
@@ -166,6 +172,7 @@ impl Content {
             self.unneeded_chains.remove(&key);
         }
         let Some(chain) = chain else { return };
+
         self.rules += chain.size();
         if chain.is_unneeded() {
             self.unneeded_chains.insert(key.clone());
@@ -178,6 +185,7 @@ impl Content {
         for rules in [&mut self.rules, &mut self.shared[key.0 as usize]] {
             *rules = *rules + line.count as usize - before.count as usize;
         }
+
         if line.count > line.users.min(1) {
             self.unneeded_lines.insert(key.clone());
         } else {

@@ -1,5 +1,5 @@
-//! The iptables part of the driver: reads what the kernel contains, computes the desired state, commits the difference,
-//! for each family on its own.
+//! The iptables part of the driver: reads the rules, computes the desired state, commits the difference, for each
+//! family on its own.
 
 #[cfg(test)]
 mod tests;
@@ -29,7 +29,7 @@ use crate::{
     table::TABLES,
 };
 
-/// What happens to the setting `route_localnet` when the rules that protect loopback addresses are removed.
+/// The setting `route_localnet` after the rules that protect loopback addresses are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoopbackRouting {
     /// It is reset: no other rules serve node ports on 127.0.0.0/8.
@@ -44,8 +44,17 @@ pub struct IptablesDataPlane<K> {
     options: DataplaneOptions,
     kernel: K,
     families: UsableFamilies,
-    /// The kernel routes loopback addresses and that could not be reset, so the rule that protects them stays.
+    /// Whether the rule that protects loopback addresses stays, because the kernel routes them and that setting could
+    /// not be reset.
     keeps_localnet_guard: bool,
+}
+
+/// A family after its base ruleset was programmed.
+#[derive(Debug)]
+struct ObservedFamily {
+    /// The number of objects that the base ruleset needed.
+    writes: usize,
+    content: Content,
 }
 
 #[expect(private_bounds, reason = "only this crate calls these methods")]
@@ -54,13 +63,15 @@ impl<K: Kernel> IptablesDataPlane<K> {
         Self { options, kernel, families: UsableFamilies::default(), keeps_localnet_guard: false }
     }
 
-    /// What the kernel contains, of each family that we have programmed. In others, chains of these names may be
-    /// kube-proxy's.
+    /// The rules of each family that we have programmed. In other families, chains of these names may be kube-proxy's.
     pub(crate) async fn observed(&mut self) -> Result<Vec<(IpFamily, Observed)>> {
         let mut found = Vec::new();
         for family in IpFamily::ALL {
-            let observed = observe(&mut self.kernel, family).await?.filter(Observed::is_programmed);
-            found.extend(observed.map(|observed| (family, observed)));
+            if let Some(observed) = observe(&mut self.kernel, family).await?
+                && observed.is_programmed()
+            {
+                found.push((family, observed));
+            }
         }
         Ok(found)
     }
@@ -69,6 +80,7 @@ impl<K: Kernel> IptablesDataPlane<K> {
     pub(crate) async fn remove(&mut self, family: IpFamily, loopback: LoopbackRouting) -> Result<()> {
         let observed = observe(&mut self.kernel, family).await?.filter(Observed::is_programmed);
         let Some(observed) = observed else { return Ok(()) };
+
         if loopback == LoopbackRouting::Reset
             && observed.routes_localnet()
             && let Err(error) = self.kernel.route_localnet(false)
@@ -80,6 +92,7 @@ impl<K: Kernel> IptablesDataPlane<K> {
                  addresses; set it to 0 on the node"
             );
         }
+
         self.execute(family, &remove(&observed)).await
     }
 
@@ -91,6 +104,7 @@ impl<K: Kernel> IptablesDataPlane<K> {
         Ok(plan.delete_chains.len())
     }
 
+    /// Restores the script of a removal.
     async fn execute(&mut self, family: IpFamily, removal: &Plan) -> Result<()> {
         let script = removal.script(self.kernel.max_lines());
         if !script.is_empty() {
@@ -99,12 +113,13 @@ impl<K: Kernel> IptablesDataPlane<K> {
         Ok(())
     }
 
-    /// Whether a family contains what was applied.
+    /// Whether a family contains the applied state.
     async fn is_unchanged(&mut self, family: IpFamily, applied: &AppliedState) -> Result<bool> {
         if !self.families.contains(family) {
             return Ok(true);
         }
         let Some(observed) = observe(&mut self.kernel, family).await? else { return Ok(false) };
+
         let base = &applied.base[family];
         let has_base = complete_base(&observed, base) == Plan::default();
         Ok(has_base && Content::of(&observed, base).is_same(&applied.content[family]))
@@ -116,16 +131,28 @@ impl<K: Kernel> IptablesDataPlane<K> {
         key: &ServicePortKey,
         options: &EffectiveOptions,
     ) -> ServicePortUpdate<Desired> {
-        let state = change.state;
-        let of_family = |family| {
+        let mut update = ServicePortUpdate { key: key.clone(), desired: PerFamily::default() };
+        let Some(service_port) = change.state.service_port(key) else { return update };
+
+        let node = &change.state.node().addresses;
+        for family in IpFamily::ALL {
             let is_owned = |vip: &_| change.owns(key, family, vip);
-            desired(state.service_port(key)?, family, options, &state.node().addresses, is_owned)
-        };
-        ServicePortUpdate { key: key.clone(), desired: PerFamily::from_fn(of_family) }
+            update.desired[family] = desired(service_port, family, options, node, is_owned);
+        }
+        update
     }
 
     fn base(&self, state: &NodeState) -> PerFamily<Base> {
         PerFamily::from_fn(|family| base(family, &self.options, state.node(), state.cluster()))
+    }
+
+    /// The base ruleset after the facts of the node or the cluster have changed.
+    fn new_base(&self, state: &NodeState) -> PerFamily<Base> {
+        let mut base = self.base(state);
+        if self.keeps_localnet_guard {
+            base.v4.keep_localnet_guard();
+        }
+        base
     }
 
     /// Reads the rules of the families again, after a script was rejected: a part of it may have been committed, for
@@ -146,6 +173,7 @@ impl<K: Kernel> IptablesDataPlane<K> {
         let reset = self.kernel.route_localnet(false);
         let kept_before = mem::replace(&mut self.keeps_localnet_guard, reset.is_err());
         let Err(error) = reset else { return };
+
         base.keep_localnet_guard();
         if !kept_before {
             // Read-only in a container without privileges.
@@ -164,12 +192,13 @@ impl<K: Kernel> IptablesDataPlane<K> {
         observed: &Observed,
         base: &mut Base,
     ) -> Result<usize, RestoreError> {
-        let needs_localnet = base.routes_localnet();
         // Loopback addresses are routed only while the rules that protect them exist.
-        let kept = family == IpFamily::V4 && self.keeps_localnet_guard;
-        if !needs_localnet && (kept || observed.routes_localnet()) {
+        let needs_localnet = base.routes_localnet();
+        let has_guard = (family == IpFamily::V4 && self.keeps_localnet_guard) || observed.routes_localnet();
+        if !needs_localnet && has_guard {
             self.reset_localnet(base);
         }
+
         let script = complete_base(observed, base).script(usize::MAX);
         if !script.is_empty() {
             self.kernel.restore(family, &script).await?;
@@ -181,7 +210,7 @@ impl<K: Kernel> IptablesDataPlane<K> {
     }
 
     /// Reads a family and programs its base ruleset. `None`: it is not programmed.
-    async fn observe_family(&mut self, family: IpFamily, base: &mut Base) -> Result<Option<(usize, Content)>> {
+    async fn observe_family(&mut self, family: IpFamily, base: &mut Base) -> Result<Option<ObservedFamily>> {
         let observed = match observe(&mut self.kernel, family).await {
             Ok(Some(observed)) => observed,
             Ok(None) => {
@@ -194,8 +223,9 @@ impl<K: Kernel> IptablesDataPlane<K> {
                 return Ok(None);
             }
         };
+
         match self.program_base(family, &observed, base).await {
-            Ok(writes) => Ok(Some((writes, Content::of(&observed, base)))),
+            Ok(writes) => Ok(Some(ObservedFamily { writes, content: Content::of(&observed, base) })),
             Err(RestoreError::Rejected { reason, .. }) => {
                 let reason = format!("the kernel rejected the base ruleset: {reason}");
                 self.families.failed(family, reason)?;
@@ -213,13 +243,14 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
 
     /// Programs the base ruleset too.
     async fn observe(&mut self, state: &NodeState, _: &VipOwnership) -> Result<Synced<AppliedState>> {
-        let mut base = self.base(state);
         self.families.retry_due();
-        let (mut writes, mut content) = (0, PerFamily::<Content>::default());
+        let mut base = self.base(state);
+        let mut content = PerFamily::<Content>::default();
+        let mut writes = 0;
         for family in self.families.iter().collect::<Vec<_>>() {
-            if let Some((written, found)) = self.observe_family(family, &mut base[family]).await? {
-                writes += written;
-                content[family] = found;
+            if let Some(observed) = self.observe_family(family, &mut base[family]).await? {
+                writes += observed.writes;
+                content[family] = observed.content;
             }
         }
         self.families.programmed();
@@ -232,23 +263,24 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
 
     fn writes(&self, applied: &mut AppliedState, change: &Change<'_>, key: &ServicePortKey) -> usize {
         let updates = [self.desired(change, key, &self.options.effective(change.state.node()))];
-        let lines = |family| {
-            let (applied, updates) = (&*applied, &updates[..]);
-            FamilyUpdate { applied, family, updates, base: None, unneeded: Unneeded::Keep }.count_lines()
-        };
-        self.families.iter().map(lines).sum()
+        let mut lines = 0;
+        for family in self.families.iter() {
+            let update = FamilyUpdate { applied, family, updates: &updates, base: None, unneeded: Unneeded::Keep };
+            lines += update.count_lines();
+        }
+        lines
     }
 
     /// One script for each family.
     async fn commit(&mut self, applied: &mut AppliedState, change: &Change<'_>) -> Result<CommitOutcome> {
         let options = self.options.effective(change.state.node());
         let updates: Vec<_> = change.service_ports.iter().map(|key| self.desired(change, key, &options)).collect();
-        let mut new_base = change.facts.then(|| self.base(change.state));
-        if let Some(base) = new_base.as_mut().filter(|_| self.keeps_localnet_guard) {
-            base[IpFamily::V4].keep_localnet_guard();
-        }
+        let new_base = if change.facts { Some(self.new_base(change.state)) } else { None };
         let unneeded = if change.is_last { Unneeded::Delete } else { Unneeded::Keep };
-        let (mut writes, mut left, mut plans) = (0, change.budget, PerFamily::<Option<PartialPlan>>::default());
+
+        let mut plans = PerFamily::<Option<PartialPlan>>::default();
+        let mut left = change.budget;
+        let mut writes = 0;
         for family in self.families.iter().collect::<Vec<_>>() {
             let base = new_base.as_ref().map(|base| &base[family]);
             let update = FamilyUpdate { applied, family, updates: &updates, base, unneeded };
@@ -258,8 +290,8 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
                 && let Err(error) = self.kernel.restore(family, &script).await
             {
                 let rejection = rejection(&script, error)?;
-                // A part of the script may have been committed, as may the other family's. `read_again` finds out for
-                // service ports; the base ruleset is observed anew.
+                // A part of the script may have been committed, as may the script of the other family. The content of
+                // service ports is read again; after a change of the base ruleset, all rules are observed anew.
                 if !applied.is_reconciling || change.facts {
                     return Ok(CommitOutcome::Unknown(rejection.to_string()));
                 }
@@ -270,6 +302,7 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
             left = left.saturating_sub(plan.lines);
             plans[family] = Some(plan);
         }
+
         if let Some(base) = new_base {
             applied.base = base;
         }
@@ -310,12 +343,12 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
                 Suspicion::Compare(family) => family,
             };
             let Some(applied) = applied else { continue };
+
             match self.is_unchanged(family, applied).await {
                 Ok(true) => {}
                 Ok(false) => {
                     // The kernel does not tell which process it was.
-                    let (object, process) = ("rule".to_owned(), "unknown".to_owned());
-                    return Drift::Changed { object, process, pid: 0 };
+                    return Drift::Changed { object: "rule".to_owned(), process: "unknown".to_owned(), pid: 0 };
                 }
                 Err(error) => {
                     warn!(error = format!("{error:#}"), "cannot read the rules to detect changes");
@@ -339,15 +372,15 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
             for table in TABLES {
                 let count = observed.ours().filter(|(of, ..)| *of == table).count();
                 if count > 0 {
-                    let (subsystem, kind) = (format!("{program} {table}"), "chain".to_owned());
-                    objects.push(InstalledObject { subsystem, kind, count });
+                    let subsystem = format!("{program} {table}");
+                    objects.push(InstalledObject { subsystem, kind: "chain".to_owned(), count });
                 }
             }
         }
         Ok(objects)
     }
 
-    /// Reads a family only if the one before is not programmed.
+    /// Reads the second family only if the first one is not programmed.
     async fn is_programmed(&mut self) -> Result<bool> {
         for family in IpFamily::ALL {
             if observe(&mut self.kernel, family).await?.is_some_and(|observed| observed.is_programmed()) {
@@ -377,14 +410,16 @@ impl DryRunPlane for IptablesDataPlane<IptablesKernel> {
     }
 }
 
-/// What the kernel contains of a family; `None`: iptables is not installed for it.
+/// The rules of a family; `None`: iptables is not installed for it.
 async fn observe<K: Kernel>(kernel: &mut K, family: IpFamily) -> Result<Option<Observed>> {
-    let saved = kernel.save(family).await;
-    let observed = saved.and_then(|saved| saved.as_deref().map(Observed::parse).transpose());
-    observed.with_context(|| format!("read the {family} tables"))
+    let context = || format!("read the {family} tables");
+    match kernel.save(family).await.with_context(context)? {
+        Some(saved) => Observed::parse(&saved).with_context(context).map(Some),
+        None => Ok(None),
+    }
 }
 
-/// Records what was written. Returns the service ports that need further transactions.
+/// Records that the scripts of these plans were restored. Returns the service ports that need further transactions.
 fn committed(
     applied: &mut AppliedState,
     service_ports: &[ServicePortKey],
@@ -400,8 +435,11 @@ fn committed(
             is_unfinished |= plan.unfinished[index];
         }
         applied.service_ports.commit(ServicePortUpdate { key: key.clone(), desired });
-        unfinished.extend(is_unfinished.then(|| key.clone()));
+        if is_unfinished {
+            unfinished.push(key.clone());
+        }
     }
+
     for (family, plan) in plans {
         if let Some(plan) = plan {
             applied.content[family].commit(plan.changes);
@@ -416,7 +454,10 @@ fn rejection(script: &Script, error: RestoreError) -> Result<Rejection> {
         RestoreError::Rejected { lines, reason, .. } => (lines, reason),
         RestoreError::Failed(error) => return Err(error),
     };
-    let named: BTreeSet<u32> = lines.iter().filter_map(|line| script.owner(*line)).collect();
-    let unnamed = named.is_empty().then(|| reason.clone());
-    Ok(Rejection { named: named.into_iter().map(|index| (index, reason.clone())).collect(), unnamed })
+
+    let owners: BTreeSet<u32> = lines.iter().filter_map(|line| script.owner(*line)).collect();
+    if owners.is_empty() {
+        return Ok(Rejection { named: Vec::new(), unnamed: Some(reason) });
+    }
+    Ok(Rejection { named: owners.into_iter().map(|owner| (owner, reason.clone())).collect(), unnamed: None })
 }

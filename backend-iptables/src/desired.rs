@@ -1,4 +1,4 @@
-//! The desired rules as text, by pure functions: those of the base ruleset ([`Base`]), and those of each service port
+//! The desired rules as text, by pure functions: the base ruleset ([`Base`]), and the rules of each service port
 //! ([`Desired`]).
 
 mod base;

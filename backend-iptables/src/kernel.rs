@@ -1,5 +1,5 @@
 //! The interface to the kernel: save the rules, restore a script. Implemented with the iptables programs, and for
-//! tests as a fake that checks what the kernel checks.
+//! tests as a fake that makes the checks of the kernel.
 
 #[cfg(any(test, feature = "testing"))]
 #[cfg_attr(not(test), allow(dead_code, reason = "tests use all of it"))]
@@ -19,7 +19,7 @@ pub(crate) use programs::{BeforeAfter, DryRun, IptablesKernel};
 
 /// The rules of both families.
 pub(crate) trait Kernel: Send + 'static {
-    /// Everything in the tables of a family, as `iptables-save` prints it; `None`: iptables is not installed for it.
+    /// The rules in the tables of a family, as `iptables-save` prints them; `None`: iptables is not installed for it.
     fn save(&mut self, family: IpFamily) -> impl Future<Output = Result<Option<String>>> + Send;
 
     /// The most lines of one transaction of a script.
@@ -49,7 +49,7 @@ pub(crate) trait Kernel: Send + 'static {
     fn suspect(&mut self) -> impl Future<Output = Suspicion> + Send;
 }
 
-/// What [`Kernel::suspect`] has noticed.
+/// The result of [`Kernel::suspect`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Suspicion {
     /// Our rules have changed, or may have.

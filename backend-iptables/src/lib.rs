@@ -19,13 +19,15 @@
 //! ```
 //!
 //! A chain is written when its own content changes, and chains that all service ports share are edited line by line, so
-//! that a change costs what it is, not what the cluster is. At the start, after a failure and after a change by another
-//! process, the rules are compared as text, and only what differs is written: a restart writes nothing.
+//! that the cost of a change does not depend on the size of the cluster. At the start, after a failure and after a
+//! change by another process, the rules are compared as text, and only differing chains and rules are written: a
+//! restart writes nothing.
 //!
-//! How a change becomes scripts for `iptables-restore`, from the inside out: `names` (of chains), `table`,
-//! `desired`, `observed`, `content` (what the kernel contains, with the service ports that need it), `applied` (with
-//! `desired` and `observed` the three states), `plan` (the difference, in a safe order), `kernel`; `data_plane` puts
-//! them together for the driver.
+//! How a change becomes scripts for `iptables-restore`, from the inside out: a module uses only those to its left.
+//!
+//! ```text
+//!  names, table ─▶ desired ─▶ observed ─▶ content ─▶ applied ─▶ plan ─▶ kernel ─▶ data_plane, for the driver
+//! ```
 
 mod applied;
 mod content;
@@ -63,10 +65,11 @@ pub fn open(options: DataplaneOptions, variant: impl Into<VariantSelection>) -> 
     Driver::new(IptablesDataPlane::new(IptablesKernel::new(variant), options))
 }
 
-/// The families that we have programmed, in this variant or else in the one in use; none if iptables is not installed.
+/// The families that we have programmed in this variant; `None`: in the variant in use. None if iptables is not
+/// installed.
 ///
 /// # Errors
-/// When the rules could not be read.
+/// If the rules could not be read.
 pub async fn programmed_families(variant: Option<Variant>) -> Result<Vec<IpFamily>> {
     let kernel = IptablesKernel::new(variant);
     if !kernel.is_installed().await? {
@@ -79,22 +82,24 @@ pub async fn programmed_families(variant: Option<Variant>) -> Result<Vec<IpFamil
 /// The chains of this backend among some rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnChains {
-    /// How many [`remove`] deletes.
+    /// The number of chains that [`remove`] deletes.
     pub count: usize,
-    /// Those that it only empties, because rules of other programs use them, and one of these rules.
+    /// The chains that [`remove`] only empties, because rules of other programs use them, each with such a program's
+    /// chain.
     pub kept: Vec<String>,
 }
 
 /// The chains of this backend among these rules; none if it has not written them.
 ///
 /// # Errors
-/// When the rules cannot be read.
+/// If the rules cannot be read.
 pub fn own_chains(saved: &SavedRules) -> Result<OwnChains> {
     let rules = read_rules(saved, &table::TABLES, names::is_only_ours)?;
     let mut chains = OwnChains::default();
     if !has_programmed(&rules) {
         return Ok(chains);
     }
+
     let observed = Observed::new(rules);
     for (table, name, _) in observed.ours() {
         match observed.user(table, name) {
@@ -121,17 +126,16 @@ pub fn is_own_chain(name: &str) -> bool {
 /// Returns the number of chains that are removed.
 ///
 /// # Errors
-/// When the rules cannot be read or removed.
+/// If the rules cannot be read or removed.
 pub async fn remove_unshared(program: Program) -> Result<usize> {
     let kernel = IptablesKernel::new(Some(program.variant));
     IptablesDataPlane::new(kernel, DataplaneOptions::default()).remove_unshared(program.family).await
 }
 
-/// Removes the rules of this backend that a program shows: those of one family and variant. Established connections
-/// continue.
+/// Removes the rules of this backend that a program shows, of one family and variant. Established connections continue.
 ///
 /// # Errors
-/// When the rules cannot be read or removed.
+/// If the rules cannot be read or removed.
 pub async fn remove(program: Program, loopback: LoopbackRouting) -> Result<()> {
     let kernel = IptablesKernel::new(Some(program.variant));
     IptablesDataPlane::new(kernel, DataplaneOptions::default()).remove(program.family, loopback).await

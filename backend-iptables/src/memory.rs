@@ -22,7 +22,7 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub struct Memory(FakeKernel);
 
-/// One behind a gate.
+/// The fake kernel behind a gate, at which a simulation delays or fails each call.
 #[derive(Debug)]
 pub struct Gated {
     kernel: FakeKernel,
@@ -37,12 +37,13 @@ impl MemoryKernel for Memory {
     }
 
     fn content(&self) -> Vec<String> {
-        // A rule that is restored is inserted first, so that the order in built-in chains depends on what was removed.
-        let shape = |family| self.0.shape_but(family, |chain| chain.policy.is_some());
-        let mut content: Vec<_> = IpFamily::ALL
-            .into_iter()
-            .flat_map(|family| shape(family).into_iter().map(move |chain| format!("{family} {chain}")))
-            .collect();
+        // A rule that is restored is inserted first, so that the order in built-in chains depends on earlier removals.
+        let mut content = Vec::new();
+        for family in IpFamily::ALL {
+            for chain in self.0.shape_but(family, |chain| chain.policy.is_some()) {
+                content.push(format!("{family} {chain}"));
+            }
+        }
         content.sort_unstable();
         content
     }
@@ -56,11 +57,12 @@ impl MemoryKernel for Memory {
     }
 
     fn reject(&self, vips: &BTreeSet<Vip>, detail: ErrorDetail) {
-        let addresses = vips.iter().filter_map(|vip| match vip {
-            Vip::AddressPort { address, .. } => Some(format!("-d {address}/")),
-            Vip::NodePort { .. } | Vip::Address(_) => None,
-        });
-        let addresses: BTreeSet<_> = addresses.collect();
+        let mut addresses = BTreeSet::new();
+        for vip in vips {
+            if let Vip::AddressPort { address, .. } = vip {
+                addresses.insert(format!("-d {address}/"));
+            }
+        }
         self.0.reject(addresses.iter().map(String::as_str), detail);
     }
 

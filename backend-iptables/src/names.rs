@@ -1,5 +1,5 @@
-//! The names of chains: those of kube-proxy, which operators and tools know and which can be taken over, and a few of
-//! Fairlead.
+//! The names of chains: the names of kube-proxy, which operators and tools know and whose chains can be taken over, and
+//! a few names of Fairlead.
 
 use std::net::SocketAddr;
 
@@ -31,6 +31,7 @@ pub(crate) const SILENT: &str = "FAIRLEAD-SILENT";
 const KUBE_PROXY_CHAINS: [&str; 7] =
     [SERVICES, NODEPORTS, POSTROUTING, MARK_MASQ, EXTERNAL_SERVICES, FORWARD, PROXY_FIREWALL];
 const FAIRLEAD_CHAINS: [&str; 5] = [REJECT, MASQ_OTHERS, UNSERVED_NODEPORTS, CLUSTER_IPS, SILENT];
+
 /// The length of a hash, in base32 characters.
 const HASH_LEN: usize = 16;
 
@@ -117,17 +118,18 @@ impl ChainNames {
 
 /// One of `count` groups for a text, always the same.
 pub(crate) fn group(text: &str, count: usize) -> usize {
-    let digest = digest(&SHA256, text.as_bytes());
-    digest.as_ref().iter().take(4).fold(0, |bits, byte| bits << 8 | usize::from(*byte)) % count
+    let hash = digest(&SHA256, text.as_bytes());
+    hash.as_ref().iter().take(4).fold(0, |bits, byte| bits << 8 | usize::from(*byte)) % count
 }
 
 /// The first characters of the base32 (RFC 4648) of the SHA-256.
 fn hash(text: &str) -> String {
     const ALPHABET: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
-    let digest = digest(&SHA256, text.as_bytes());
-    let bits = digest.as_ref().iter().take(HASH_LEN * 5 / 8);
+    let hash = digest(&SHA256, text.as_bytes());
     // 80 bits.
-    let bits = bits.fold(0u128, |bits, byte| bits << 8 | u128::from(*byte));
+    let bytes = hash.as_ref().iter().take(HASH_LEN * 5 / 8);
+    let bits = bytes.fold(0u128, |bits, byte| bits << 8 | u128::from(*byte));
+
     let character = |index: usize| ALPHABET[(bits >> (5 * (HASH_LEN - 1 - index)) & 31) as usize];
     (0..HASH_LEN).map(|index| char::from(character(index))).collect()
 }

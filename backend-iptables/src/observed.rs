@@ -1,4 +1,4 @@
-//! The rules that `iptables-save` prints, and which of them are the backend's.
+//! The rules that `iptables-save` prints, and which of their chains are the backend's.
 
 #[cfg(test)]
 mod tests;
@@ -28,7 +28,7 @@ impl Observed {
     /// Reads the output of `iptables-save`.
     ///
     /// # Errors
-    /// When it is incomplete: a chain that is not seen would be added once more.
+    /// If it is incomplete, because a chain that is not seen would be added once more.
     pub(crate) fn parse(saved: &str) -> Result<Self> {
         let rules = Ruleset::parse(saved)?;
         rules.ensure_readable(&TABLES)?;
@@ -43,8 +43,12 @@ impl Observed {
         let mut users = BTreeMap::new();
         for (table, name, chain) in rules.chains().filter(|(_, name, _)| !names::is_ours(name)) {
             for rule in &chain.rules {
-                let target = target(rule).filter(|target| names::is_ours(target) && !is_hook(table, name, rule));
-                users.extend(target.map(|target| ((table, target.to_owned()), name.to_owned())));
+                if let Some(target) = target(rule)
+                    && names::is_ours(target)
+                    && !is_hook(table, name, rule)
+                {
+                    users.insert((table, target.to_owned()), name.to_owned());
+                }
             }
         }
         Self { rules, users }
@@ -71,15 +75,15 @@ impl Observed {
         self.user(table, chain).is_some()
     }
 
-    /// The chain of such a rule.
+    /// A chain of another program that jumps to a chain, apart from the hooks.
     pub(crate) fn user(&self, table: Table, chain: &str) -> Option<&str> {
         self.users.get(&(table, chain.to_owned())).map(String::as_str)
     }
 
     /// Whether `route_localnet` may be set: then there is a rule that protects loopback addresses.
     pub(crate) fn routes_localnet(&self) -> bool {
-        let (table, chain) = (SharedChain::HealthPorts.table(), SharedChain::HealthPorts.chain());
-        self.rules(table, chain).unwrap_or_default().contains(&localnet_guard())
+        let guarded = SharedChain::HealthPorts;
+        self.rules(guarded.table(), guarded.chain()).unwrap_or_default().contains(&localnet_guard())
     }
 
     /// How often a hook occurs.

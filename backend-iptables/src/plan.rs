@@ -10,8 +10,8 @@
 //! one transaction. Where large transactions are slow, nat has several: new chains, the rules that jump to them, and
 //! the deletion of unreferenced chains.
 //!
-//! A change that is too large for one script is several ones: each is a part of the `steps`, and what it leaves in the
-//! kernel is the applied state from which the next one is computed.
+//! A change that is too large for one script becomes several scripts. Each executes a part of the `steps`, and the next
+//! script is computed from the state that it leaves.
 
 mod base;
 mod partial;
@@ -29,7 +29,7 @@ pub(crate) use base::{complete_base, remove, remove_unshared};
 pub(crate) use partial::{FamilyUpdate, PartialPlan};
 pub(crate) use script::Script;
 
-/// The index of the update that something is for; `None`: several, or none.
+/// The index of the update that a line is for; `None`: several updates, or none.
 pub(crate) type Owner = Option<u32>;
 
 /// The changes of a ruleset.
@@ -44,7 +44,7 @@ pub(crate) struct Plan {
     pub(crate) delete_chains: BTreeSet<(Table, String)>,
     /// Rules to add to shared and built-in chains.
     additions: Vec<RuleEdit>,
-    /// Rules to delete from them, and rules to add after that.
+    /// Rules to delete from shared and built-in chains, and rules to add after that.
     deletions: Vec<RuleEdit>,
 }
 

@@ -4,7 +4,6 @@
 use backend::dataplane::{
     DataplaneOptions, DrainedRedirect, InvalidPackets, LocalhostNodePorts, PodMatch, loopback, service_cidrs,
 };
-use ipnet::IpNet;
 use iptables::{ChainSpec, Hook, Table, target};
 use proto::model::{ClusterInfo, IpFamily, NodeInfo, Protocol};
 
@@ -50,8 +49,8 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
                 RuleBuilder::new().reject(family, Protocol::Udp),
             ],
         ),
+        chain(Table::Filter, names::SILENT, silent(options)),
     ];
-    chains.push(chain(Table::Filter, names::SILENT, silent(options)));
     if let PodMatch::Source(cidrs) = &effective.pods[family]
         && cidrs.len() > 1
     {
@@ -60,16 +59,18 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
         rules.push(RuleBuilder::new().jump(names::MARK_MASQ));
         chains.push(chain(Table::Nat, names::MASQ_OTHERS, rules));
     }
+
     let fixed_rules = SharedChain::ALL.into_iter().map(|shared| fixed_rules(shared, family, options, node, cluster));
     Base { chains, fixed_rules: fixed_rules.collect() }
 }
 
-/// The hooks, the same in both families. Each is inserted at the beginning, so those that come later in this list are
+/// The hooks, the same in both families. Each is inserted at the beginning, so that a later hook of this list is
 /// evaluated first.
 pub(crate) fn hooks() -> Vec<Hook> {
     use Table::{Filter, Nat};
     let local = &["INPUT", "FORWARD", "OUTPUT"][..];
-    [
+    let mut hooks = Vec::new();
+    for (table, chains, only_new, comment, to) in [
         (Filter, local, true, "kubernetes externally-visible service portals", names::EXTERNAL_SERVICES),
         (Filter, &["INPUT"], false, "kubernetes health check service ports", names::NODEPORTS),
         (Filter, &["FORWARD", "OUTPUT"], true, "kubernetes service portals", names::SERVICES),
@@ -78,15 +79,15 @@ pub(crate) fn hooks() -> Vec<Hook> {
         (Filter, local, true, "kubernetes load balancer firewall", names::PROXY_FIREWALL),
         (Nat, &["OUTPUT", "PREROUTING"], false, "kubernetes service portals", names::SERVICES),
         (Nat, &["POSTROUTING"], false, "kubernetes postrouting rules", names::POSTROUTING),
-    ]
-    .into_iter()
-    .flat_map(|(table, chains, only_new, comment, to)| {
-        let line = RuleBuilder::new();
-        let line = if only_new { line.matching("-m conntrack --ctstate NEW") } else { line };
+    ] {
+        let mut line = RuleBuilder::new();
+        if only_new {
+            line = line.matching("-m conntrack --ctstate NEW");
+        }
         let rule = line.comment(comment).jump(to);
-        chains.iter().map(move |chain| Hook { table, chain, rule: rule.clone() })
-    })
-    .collect()
+        hooks.extend(chains.iter().map(|chain| Hook { table, chain, rule: rule.clone() }));
+    }
+    hooks
 }
 
 /// Whether kube-proxy does not have this hook: its chains have the same names, and its other hooks the same rules.
@@ -99,11 +100,13 @@ fn chain(table: Table, name: &str, rules: impl Into<Vec<String>>) -> ChainSpec {
     ChainSpec { table, name: name.to_owned(), rules: rules.into() }
 }
 
-/// The rules for forwarded packets. Invalid ones are not translated, so they must not reach clients of VIPs.
+/// The rules for forwarded packets. Invalid packets are not translated, so they must not reach clients of VIPs.
 fn forward(options: &DataplaneOptions, marked: &str) -> Vec<String> {
-    let invalid = RuleBuilder::new().matching("-m conntrack --ctstate INVALID").jump("DROP");
     let accept = |comment: &str, options: &str| RuleBuilder::new().comment(comment).matching(options).jump("ACCEPT");
-    let mut rules: Vec<_> = (options.invalid_packets == InvalidPackets::Drop).then_some(invalid).into_iter().collect();
+    let mut rules = Vec::new();
+    if options.invalid_packets == InvalidPackets::Drop {
+        rules.push(RuleBuilder::new().matching("-m conntrack --ctstate INVALID").jump("DROP"));
+    }
     rules.extend([
         accept("kubernetes forwarding rules", &format!("-m mark --mark {marked}")),
         accept("kubernetes forwarding conntrack rule", "-m conntrack --ctstate RELATED,ESTABLISHED"),
@@ -118,7 +121,8 @@ fn fixed_rules(
     node: &NodeInfo,
     cluster: &ClusterInfo,
 ) -> FixedRules {
-    let (mut head, mut tail) = (Vec::new(), Vec::new());
+    let mut head = Vec::new();
+    let mut tail = Vec::new();
     match shared {
         SharedChain::Services => {
             let comment = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
@@ -140,9 +144,9 @@ fn fixed_rules(
                 .jump(names::CLUSTER_IPS),
         ),
         SharedChain::ClusterIps => {
-            let unused =
-                |cidr: &IpNet| RuleBuilder::new().within(cidr).comment("no service has this address").jump("DROP");
-            tail.extend(service_cidrs(cluster, family).iter().map(unused));
+            for cidr in service_cidrs(cluster, family) {
+                tail.push(RuleBuilder::new().within(&cidr).comment("no service has this address").jump("DROP"));
+            }
         }
         // This chain is evaluated for all received packets.
         SharedChain::HealthPorts if answers_on_loopback(family, options) => head.push(localnet_guard()),
@@ -159,9 +163,11 @@ fn drained(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo) -> Vec
     let mut rules = Vec::new();
     for port in ports {
         for to_pod in RuleBuilder::new().towards(&pods) {
-            let line = to_pod.comment("preStop of a pod: /drained").port(Protocol::Tcp, port.get());
-            let line = line.matching("-m addrtype --src-type LOCAL");
-            rules.push(line.jump(&format!("DNAT --to-destination {backend}")));
+            let from_kubelet = to_pod
+                .comment("preStop of a pod: /drained")
+                .port(Protocol::Tcp, port.get())
+                .matching("-m addrtype --src-type LOCAL");
+            rules.push(from_kubelet.jump(&format!("DNAT --to-destination {backend}")));
         }
     }
     rules
@@ -186,10 +192,9 @@ fn node_port_jumps(
     if answers_on_loopback(family, options) && !cidrs.iter().any(|cidr| cidr.contains(&loopback)) {
         cidrs.push(loopback);
     }
-    let jump = |cidr: &IpNet| {
-        RuleBuilder::new().within(cidr).comment(comment).matching("-m addrtype --dst-type LOCAL").jump(to)
-    };
-    cidrs.iter().map(jump).collect()
+
+    let local = "-m addrtype --dst-type LOCAL";
+    cidrs.iter().map(|cidr| RuleBuilder::new().within(cidr).comment(comment).matching(local).jump(to)).collect()
 }
 
 /// The kernel can route loopback addresses (`route_localnet`) of IPv4 only.

@@ -30,55 +30,73 @@ use crate::names::{self, ChainKind};
 /// The most endpoints, or source ranges, of a chain without parts: with session affinity each endpoint has two rules,
 /// and a script has 1,000 lines.
 const MAX_CHAIN_ENTRIES: usize = 400;
-/// About how many endpoints, or source ranges, a part has.
-const PART_SIZE: usize = 256;
+
+/// The approximate number of endpoints, or source ranges, of a part.
+const PART_ENTRIES: usize = 256;
+
+/// The rules of a chain, and the chains of its parts.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ChainRules {
+    pub(super) rules: Vec<String>,
+    pub(super) parts: Vec<ChainSpec>,
+}
+
+// === impl ServicePortRules ===
 
 impl ServicePortRules<'_> {
-    /// The rules of SVC or SVL, and its parts. `cluster_ip`: set when packets to it are sent to this chain.
-    pub(super) fn pool(&self, cluster_ip: Option<IpAddr>, endpoints: &[Endpoint]) -> (Vec<String>, Vec<ChainSpec>) {
-        let mut rules: Vec<String> = cluster_ip.and_then(|ip| self.mark_others(ip)).into_iter().collect();
+    /// The rules of SVC or SVL. `cluster_ip`: the cluster IP whose packets are sent to this chain.
+    pub(super) fn pool(&self, cluster_ip: Option<IpAddr>, endpoints: &[Endpoint]) -> ChainRules {
+        let mut chain = ChainRules::default();
+        chain.rules.extend(cluster_ip.and_then(|ip| self.mark_others(ip)));
         let endpoints: Vec<&Endpoint> = endpoints.iter().collect();
         if endpoints.len() <= MAX_CHAIN_ENTRIES {
-            rules.extend(self.sticky(&endpoints));
-            rules.extend(self.random(&endpoints));
-            return (rules, Vec::new());
+            chain.rules.extend(self.sticky(&endpoints));
+            chain.rules.extend(self.random(&endpoints));
+            return chain;
         }
+
         let groups = groups(endpoints, |endpoint| socket(endpoint).to_string());
         let comment = |group: &[&Endpoint]| format!("{} -> {} endpoints", self.names.service, group.len());
-        let mut parts = Vec::new();
-        for group in groups.iter().filter(|_| self.service.port.affinity_seconds.is_some()) {
-            let part = self.part(Table::Nat, ChainKind::PoolPart, self.sticky(group));
-            rules.push(RuleBuilder::new().comment(&comment(group)).jump(&part.name));
-            parts.push(part);
+        if self.service.port.affinity_seconds.is_some() {
+            for group in &groups {
+                let part = self.part(Table::Nat, ChainKind::PoolPart, self.sticky(group));
+                chain.rules.push(RuleBuilder::new().comment(&comment(group)).jump(&part.name));
+                chain.parts.push(part);
+            }
         }
+
         let mut left = groups.iter().map(Vec::len).sum();
         for group in &groups {
             let part = self.part(Table::Nat, ChainKind::PoolPart, self.random(group));
-            rules.push(one_of(RuleBuilder::new().comment(&comment(group)), group.len(), left).jump(&part.name));
+            let line = RuleBuilder::new().comment(&comment(group));
+            chain.rules.push(one_of(line, group.len(), left).jump(&part.name));
+            chain.parts.push(part);
             left -= group.len();
-            parts.push(part);
         }
-        (rules, parts)
+        chain
     }
 
     /// One rule for each endpoint, for the clients that it has served before.
     fn sticky(&self, endpoints: &[&Endpoint]) -> Vec<String> {
         let Some(seconds) = self.service.port.affinity_seconds else { return Vec::new() };
-        let rule = |endpoint: &&Endpoint| {
+        let mut rules = Vec::with_capacity(endpoints.len());
+        for endpoint in endpoints {
             let chain = self.endpoint_chain(endpoint);
             let recent = format!("-m recent --rcheck --seconds {seconds} --reap {}", self.recent_list(&chain));
-            RuleBuilder::new().comment(&self.endpoint_comment(endpoint)).matching(&recent).jump(&chain)
-        };
-        endpoints.iter().map(rule).collect()
+            let line = RuleBuilder::new().comment(&self.endpoint_comment(endpoint));
+            rules.push(line.matching(&recent).jump(&chain));
+        }
+        rules
     }
 
     /// One rule for each endpoint, each with the same probability.
     fn random(&self, endpoints: &[&Endpoint]) -> Vec<String> {
-        let rule = |(index, endpoint): (usize, &&Endpoint)| {
+        let mut rules = Vec::with_capacity(endpoints.len());
+        for (index, endpoint) in endpoints.iter().enumerate() {
             let line = RuleBuilder::new().comment(&self.endpoint_comment(endpoint));
-            one_of(line, 1, endpoints.len() - index).jump(&self.endpoint_chain(endpoint))
-        };
-        endpoints.iter().enumerate().map(rule).collect()
+            rules.push(one_of(line, 1, endpoints.len() - index).jump(&self.endpoint_chain(endpoint)));
+        }
+        rules
     }
 
     fn part(&self, table: Table, kind: ChainKind, rules: Vec<String>) -> ChainSpec {
@@ -97,7 +115,8 @@ impl ServicePortRules<'_> {
                 _ => Some(line().jump(names::MASQ_OTHERS)),
             },
             (Masquerade::UnlessPod, pods) => {
-                line().pods(MatchSense::IsNot, pods).pop().map(|line| line.jump(names::MARK_MASQ))
+                let from_elsewhere = line().pods(MatchSense::IsNot, pods).pop()?;
+                Some(from_elsewhere.jump(names::MARK_MASQ))
             }
         }
     }
@@ -105,71 +124,80 @@ impl ServicePortRules<'_> {
     /// The rules of EXT.
     pub(super) fn external(&self) -> Vec<String> {
         let name = &self.names.service;
-        let (svc, svl) = (self.names.chain(ChainKind::Svc), self.names.chain(ChainKind::Svl));
+        let svc = self.names.chain(ChainKind::Svc);
         if self.service.port.external_policy == TrafficPolicy::Cluster {
             let comment = format!("masquerade traffic for {name} external destinations");
             return vec![RuleBuilder::new().comment(&comment).jump(names::MARK_MASQ), RuleBuilder::new().jump(&svc)];
         }
+
         let cluster_target = if self.has_endpoints(TrafficPolicy::Cluster) { &*svc } else { "RETURN" };
-        let pods = RuleBuilder::new().comment(&format!("pod traffic for {name} external destinations"));
-        let pods = pods.pods(MatchSense::Is, self.pods());
-        let mut rules: Vec<String> = pods.into_iter().map(|line| line.jump(cluster_target)).collect();
-        let local = |verb: &str| {
-            let comment = format!("{verb} LOCAL traffic for {name} external destinations");
-            RuleBuilder::new().comment(&comment).matching("-m addrtype --src-type LOCAL")
-        };
-        rules.extend([local("masquerade").jump(names::MARK_MASQ), local("route").jump(cluster_target)]);
+        let line = RuleBuilder::new().comment(&format!("pod traffic for {name} external destinations"));
+        let mut rules = Vec::new();
+        for from_pod in line.pods(MatchSense::Is, self.pods()) {
+            rules.push(from_pod.jump(cluster_target));
+        }
+        for (verb, target) in [("masquerade", names::MARK_MASQ), ("route", cluster_target)] {
+            let line = RuleBuilder::new().comment(&format!("{verb} LOCAL traffic for {name} external destinations"));
+            rules.push(line.matching("-m addrtype --src-type LOCAL").jump(target));
+        }
         if self.has_endpoints(TrafficPolicy::Local) {
-            rules.push(RuleBuilder::new().jump(&svl));
+            rules.push(RuleBuilder::new().jump(&self.names.chain(ChainKind::Svl)));
         }
         rules
     }
 
-    /// The rules of FW, for VIPs with their source ranges, and its parts.
-    pub(super) fn firewall(&self, vips: &[(IpAddr, Vec<IpNet>)]) -> (Vec<String>, Vec<ChainSpec>) {
+    /// The rules of FW, for VIPs with their source ranges.
+    pub(super) fn firewall(&self, vips: &[(IpAddr, Vec<IpNet>)]) -> ChainRules {
         let name = &self.names.service;
         let ext = self.names.chain(ChainKind::Ext);
         let line = || RuleBuilder::new().comment(&format!("{name} loadbalancer IP"));
-        let (mut rules, parts) = self.split(Table::Nat, allowed(vips, line, &ext));
+        let mut chain = self.split(Table::Nat, allowed(vips, line, &ext));
+
         let comment = format!("other traffic to {name} will be dropped by {}", names::PROXY_FIREWALL);
-        rules.push(RuleBuilder::new().comment(&comment).end());
-        (rules, parts)
+        chain.rules.push(RuleBuilder::new().comment(&comment).end());
+        chain
     }
 
-    /// The rules of FW without endpoints: clients outside the ranges are dropped, the others are rejected.
-    pub(super) fn firewall_without_endpoints(&self, vips: &[(IpAddr, Vec<IpNet>)]) -> (Vec<String>, Vec<ChainSpec>) {
-        let allowed_to = |target| allowed(vips, RuleBuilder::new, target);
-        let rules = allowed_to("RETURN");
-        // RETURN would leave the part only.
-        let rules = if rules.len() > MAX_CHAIN_ENTRIES { allowed_to(names::REJECT) } else { rules };
-        let (mut rules, parts) = self.split(Table::Filter, rules);
-        rules.push(RuleBuilder::new().jump("DROP"));
-        (rules, parts)
+    /// The rules of FW without endpoints: clients outside the ranges are dropped, all other clients are rejected.
+    pub(super) fn firewall_without_endpoints(&self, vips: &[(IpAddr, Vec<IpNet>)]) -> ChainRules {
+        let mut rules = allowed(vips, RuleBuilder::new, "RETURN");
+        if rules.len() > MAX_CHAIN_ENTRIES {
+            // RETURN would leave the part only.
+            rules = allowed(vips, RuleBuilder::new, names::REJECT);
+        }
+        let mut chain = self.split(Table::Filter, rules);
+        chain.rules.push(RuleBuilder::new().jump("DROP"));
+        chain
     }
 
     /// Moves many rules, whose order does not matter, to parts.
-    fn split(&self, table: Table, rules: Vec<String>) -> (Vec<String>, Vec<ChainSpec>) {
+    fn split(&self, table: Table, rules: Vec<String>) -> ChainRules {
         if rules.len() <= MAX_CHAIN_ENTRIES {
-            return (rules, Vec::new());
+            return ChainRules { rules, parts: Vec::new() };
         }
-        let parts =
-            groups(rules, String::clone).into_iter().map(|rules| self.part(table, ChainKind::SourcePart, rules));
-        let parts: Vec<ChainSpec> = parts.collect();
-        (parts.iter().map(|part| RuleBuilder::new().jump(&part.name)).collect(), parts)
+
+        let mut chain = ChainRules::default();
+        for group in groups(rules, String::clone) {
+            let part = self.part(table, ChainKind::SourcePart, group);
+            chain.rules.push(RuleBuilder::new().jump(&part.name));
+            chain.parts.push(part);
+        }
+        chain
     }
 
     /// The rules of SEP.
     pub(super) fn endpoint(&self, endpoint: &Endpoint) -> Vec<String> {
-        let (name, protocol) = (&self.names.service, self.service.port.key.protocol);
-        let socket = socket(endpoint);
+        let name = &self.names.service;
+        let protocol = self.service.port.key.protocol;
         let hairpin = RuleBuilder::new().from(MatchSense::Is, &IpNet::from(endpoint.address)).comment(name);
-        let mut line = RuleBuilder::new().protocol(protocol).comment(name);
+
+        let mut dnat = RuleBuilder::new().protocol(protocol).comment(name);
         if self.service.port.affinity_seconds.is_some() {
             let list = self.recent_list(&self.endpoint_chain(endpoint));
-            line = line.matching(&format!("-m recent --set {list}"));
+            dnat = dnat.matching(&format!("-m recent --set {list}"));
         }
-        let line = line.matching(&format!("-m {}", protocol.lower()));
-        vec![hairpin.jump(names::MARK_MASQ), line.jump(&format!("DNAT --to-destination {socket}"))]
+        dnat = dnat.matching(&format!("-m {}", protocol.lower()));
+        vec![hairpin.jump(names::MARK_MASQ), dnat.jump(&format!("DNAT --to-destination {}", socket(endpoint)))]
     }
 
     pub(super) fn endpoint_chain(&self, endpoint: &Endpoint) -> String {
@@ -190,9 +218,9 @@ impl ServicePortRules<'_> {
     }
 }
 
-/// Groups of about [`PART_SIZE`], each with the same members while their number does not double.
+/// Groups of about [`PART_ENTRIES`]. A member stays in its group while the number of members does not double.
 fn groups<T>(members: Vec<T>, text: impl Fn(&T) -> String) -> Vec<Vec<T>> {
-    let count = members.len().div_ceil(PART_SIZE).next_power_of_two();
+    let count = members.len().div_ceil(PART_ENTRIES).next_power_of_two();
     let mut groups: Vec<Vec<T>> = (0..count).map(|_| Vec::new()).collect();
     for member in members {
         groups[names::group(&text(&member), count)].push(member);
@@ -211,14 +239,20 @@ fn one_of(line: RuleBuilder, count: usize, left: usize) -> RuleBuilder {
 
 /// One rule for each range, without duplicates. The rule for a VIP as its own source matches that VIP only.
 fn allowed(vips: &[(IpAddr, Vec<IpNet>)], line: impl Fn() -> RuleBuilder, to: &str) -> Vec<String> {
-    let (mut rules, mut seen) = (Vec::new(), HashSet::new());
+    let mut rules = Vec::new();
+    let mut seen = HashSet::new();
     for (vip, ranges) in vips {
         for range in ranges {
-            let destination = (range.addr() == *vip).then_some(*vip);
-            if seen.insert((*range, destination)) {
-                let line = line().from(MatchSense::Is, range);
-                rules.push(destination.into_iter().fold(line, RuleBuilder::to).jump(to));
+            let is_own_source = range.addr() == *vip;
+            let destination = if is_own_source { Some(*vip) } else { None };
+            if !seen.insert((*range, destination)) {
+                continue;
             }
+            let mut line = line().from(MatchSense::Is, range);
+            if is_own_source {
+                line = line.to(*vip);
+            }
+            rules.push(line.jump(to));
         }
     }
     rules

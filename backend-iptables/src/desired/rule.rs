@@ -59,12 +59,13 @@ impl RuleBuilder {
         self
     }
 
-    /// Matches packets to these pods: one rule per CIDR or interface; none when pods are unknown.
+    /// Matches packets to these pods: one rule for each CIDR or interface; none if pods are not recognized.
     pub(super) fn towards(self, pods: &PodMatch) -> Vec<Self> {
         self.of_pods(pods, |line, cidr| line.within(cidr), "-o")
     }
 
-    /// Matches packets from pods, or all others: one rule per CIDR or interface; none when pods are unknown.
+    /// Matches packets from pods, or all other packets: one rule for each CIDR or interface; none if pods are not
+    /// recognized.
     pub(super) fn pods(self, sense: MatchSense, pods: &PodMatch) -> Vec<Self> {
         let option = format!("{}-i", sense.text());
         self.of_pods(pods, |line, cidr| line.from(sense, cidr), &option)
@@ -104,13 +105,16 @@ impl RuleBuilder {
     /// Adds a comment. Characters that would be escaped are replaced.
     pub(super) fn comment(mut self, text: &str) -> Self {
         let plain = |c: char| c.is_ascii_alphanumeric() || " -_./:;,>[]%()".contains(c);
-        let text: Cow<'_, str> = match text.len() <= MAX_COMMENT && text.chars().all(plain) {
-            true => text.into(),
-            false => text.chars().map(|c| if plain(c) { c } else { '_' }).take(MAX_COMMENT).collect(),
+        let is_plain = text.len() <= MAX_COMMENT && text.chars().all(plain);
+        let printed: Cow<'_, str> = if is_plain {
+            text.into()
+        } else {
+            text.chars().map(|c| if plain(c) { c } else { '_' }).take(MAX_COMMENT).collect()
         };
-        let needs_no_quotes = text.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c));
+
+        let needs_no_quotes = printed.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c));
         let quote = if needs_no_quotes { "" } else { "\"" };
-        let _ = write!(self.matches, "-m comment --comment {quote}{text}{quote} ");
+        let _ = write!(self.matches, "-m comment --comment {quote}{printed}{quote} ");
         self
     }
 

@@ -15,7 +15,7 @@ use ipnet::IpNet;
 use iptables::{ChainSpec, Table};
 use proto::model::{Endpoint, IpFamily, Pool, Protocol, TrafficPolicy};
 
-use super::rule::RuleBuilder;
+use super::{chains::ChainRules, rule::RuleBuilder};
 use crate::{
     names::{self, ChainKind, ChainNames},
     table::SharedChain,
@@ -31,6 +31,14 @@ pub(crate) struct Desired {
     pub(crate) lines: Vec<(SharedChain, String)>,
 }
 
+/// The chains of a service port.
+#[derive(Debug, Default)]
+struct ChainList {
+    chains: Vec<ChainSpec>,
+    /// The parts by their names, because pools with equal endpoints share them.
+    parts: BTreeMap<String, ChainSpec>,
+}
+
 /// Writes the rules of a service port in a family.
 pub(super) struct ServicePortRules<'a> {
     pub(super) service: &'a ServicePortState,
@@ -41,7 +49,7 @@ pub(super) struct ServicePortRules<'a> {
 }
 
 /// The desired rules of a service port. `node`: the node's own addresses; `owned`: whether a VIP belongs to the service
-/// port. `None` when it owns no VIP.
+/// port. `None`: it owns no VIP.
 pub(crate) fn desired(
     service: &ServicePortState,
     family: IpFamily,
@@ -53,9 +61,10 @@ pub(crate) fn desired(
     if owned_vips.is_empty() {
         return None;
     }
-    let port = ServicePortRules { service, family, effective, node, names: ChainNames::new(&service.port.key) };
-    let lines = port.lines(&owned_vips);
-    let chains = port.chains(&owned_vips);
+
+    let rules = ServicePortRules { service, family, effective, node, names: ChainNames::new(&service.port.key) };
+    let lines = rules.lines(&owned_vips);
+    let chains = rules.chains(&owned_vips);
     Some(Desired { vips: owned_vips.into_iter().map(|(vip, _)| vip).collect(), chains, lines })
 }
 
@@ -68,88 +77,88 @@ impl ServicePortRules<'_> {
             _ => None,
         });
         let external = self.has_external() && vips.iter().any(|(_, vip_kind)| *vip_kind != VipKind::ClusterIp);
-        let mut chains = Vec::new();
-        let mut parts = BTreeMap::<String, ChainSpec>::new();
-        let mut add = |table, name, (rules, of_chain): (Vec<String>, Vec<ChainSpec>)| {
-            chains.push(ChainSpec { table, name, rules });
-            // Pools with equal endpoints share their parts.
-            parts.extend(of_chain.into_iter().map(|part| (part.name.clone(), part)));
-        };
+
+        let mut list = ChainList::default();
         let mut endpoints = BTreeMap::<String, &Endpoint>::new();
         for policy in [TrafficPolicy::Cluster, TrafficPolicy::Local] {
             let (kind, members) = self.pool_of(policy);
-            let internal = cluster_ip.filter(|_| self.service.port.internal_policy == policy);
+            let internal = if self.service.port.internal_policy == policy { cluster_ip } else { None };
             // External policy Local needs both pools.
             let externally =
                 external && (policy == TrafficPolicy::Cluster || self.service.port.external_policy == policy);
             if !members.is_empty() && (internal.is_some() || externally) {
-                add(Table::Nat, self.names.chain(kind), self.pool(internal, members));
+                list.push_with_parts(Table::Nat, self.names.chain(kind), self.pool(internal, members));
                 endpoints.extend(members.iter().map(|member| (self.endpoint_chain(member), member)));
             }
         }
         for (name, endpoint) in endpoints {
-            add(Table::Nat, name, (self.endpoint(endpoint), Vec::new()));
+            list.push(Table::Nat, name, self.endpoint(endpoint));
         }
         if external {
-            add(Table::Nat, self.names.chain(ChainKind::Ext), (self.external(), Vec::new()));
+            list.push(Table::Nat, self.names.chain(ChainKind::Ext), self.external());
         }
+
         let restricted = self.restricted(vips);
         if !restricted.is_empty() {
             let fw = self.names.chain(ChainKind::Fw);
             if external {
-                add(Table::Nat, fw, self.firewall(&restricted));
+                list.push_with_parts(Table::Nat, fw, self.firewall(&restricted));
             } else if self.rejects() {
-                add(Table::Filter, fw, self.firewall_without_endpoints(&restricted));
+                list.push_with_parts(Table::Filter, fw, self.firewall_without_endpoints(&restricted));
             }
         }
-        chains.extend(parts.into_values());
-        chains
+        list.chains.extend(list.parts.into_values());
+        list.chains
     }
 
     fn lines(&self, vips: &[(Vip, VipKind)]) -> Vec<(SharedChain, String)> {
-        let port = &self.service.port;
         let mut lines = Vec::new();
         for (vip, vip_kind) in vips {
             match (*vip, vip_kind) {
-                (Vip::AddressPort { address, .. }, VipKind::ClusterIp) => {
-                    let (kind, pool) = self.pool_of(port.internal_policy);
-                    lines.push(if !pool.is_empty() {
-                        let line = self.vip_rule(address, "cluster IP");
-                        (SharedChain::Services, line.jump(&self.names.chain(kind)))
-                    } else {
-                        let line = self.vip_rule(address, self.no_endpoints_comment());
-                        (SharedChain::UnservedServices, self.unserved(line))
-                    });
-                    let of = format!("{}/{} has no such port", port.key.namespace, port.key.name);
-                    let line = RuleBuilder::new().to(address).comment(&of).jump(names::REJECT);
-                    lines.push((SharedChain::ClusterIps, line));
-                }
+                (Vip::AddressPort { address, .. }, VipKind::ClusterIp) => self.cluster_ip_lines(address, &mut lines),
                 (Vip::AddressPort { address, .. }, _) => self.external_lines(address, &mut lines),
-                (Vip::NodePort { port, .. }, _) => {
-                    let line = |comment: &str| {
-                        let comment = format!("{}{comment}", self.names.service);
-                        RuleBuilder::new().comment(&comment).port(self.protocol(), port)
-                    };
-                    if self.has_external() {
-                        let line = line("").jump(&self.names.chain(ChainKind::Ext));
-                        lines.push((SharedChain::NodePorts, line));
-                    }
-                    if !self.serves_all_sources() {
-                        let line = line(&format!(" {}", self.no_endpoints_comment()));
-                        lines.push((SharedChain::UnservedNodePorts, self.unserved(line)));
-                    }
-                }
+                (Vip::NodePort { port, .. }, _) => self.node_port_lines(port, &mut lines),
                 (Vip::Address(_), _) => {}
             }
         }
+
+        let port = &self.service.port;
         // A Service has a family if it has a cluster IP of it.
-        if let (Some(port), Some(_)) = (port.health_check_node_port, port.cluster_ips[self.family]) {
-            let key = &self.service.port.key;
-            let of = format!("{}/{} health check node port", key.namespace, key.name);
-            let line = RuleBuilder::new().comment(&of).port(Protocol::Tcp, port.get()).jump("ACCEPT");
-            lines.push((SharedChain::HealthPorts, line));
+        if let (Some(node_port), Some(_)) = (port.health_check_node_port, port.cluster_ips[self.family]) {
+            let comment = format!("{}/{} health check node port", port.key.namespace, port.key.name);
+            let line = RuleBuilder::new().comment(&comment).port(Protocol::Tcp, node_port.get());
+            lines.push((SharedChain::HealthPorts, line.jump("ACCEPT")));
         }
         lines
+    }
+
+    fn cluster_ip_lines(&self, address: IpAddr, lines: &mut Vec<(SharedChain, String)>) {
+        let port = &self.service.port;
+        let (kind, pool) = self.pool_of(port.internal_policy);
+        if pool.is_empty() {
+            let line = self.vip_rule(address, self.no_endpoints_comment());
+            lines.push((SharedChain::UnservedServices, self.unserved(line)));
+        } else {
+            let line = self.vip_rule(address, "cluster IP");
+            lines.push((SharedChain::Services, line.jump(&self.names.chain(kind))));
+        }
+
+        let comment = format!("{}/{} has no such port", port.key.namespace, port.key.name);
+        let other_ports = RuleBuilder::new().to(address).comment(&comment);
+        lines.push((SharedChain::ClusterIps, other_ports.jump(names::REJECT)));
+    }
+
+    fn node_port_lines(&self, port: u16, lines: &mut Vec<(SharedChain, String)>) {
+        let service = &self.names.service;
+        if self.has_external() {
+            let line = RuleBuilder::new().comment(service).port(self.protocol(), port);
+            lines.push((SharedChain::NodePorts, line.jump(&self.names.chain(ChainKind::Ext))));
+        }
+        if !self.serves_all_sources() {
+            let comment = format!("{service} {}", self.no_endpoints_comment());
+            let line = RuleBuilder::new().comment(&comment).port(self.protocol(), port);
+            lines.push((SharedChain::UnservedNodePorts, self.unserved(line)));
+        }
     }
 
     fn external_lines(&self, address: IpAddr, lines: &mut Vec<(SharedChain, String)>) {
@@ -161,6 +170,7 @@ impl ServicePortRules<'_> {
         } else {
             ("loadbalancer IP", ChainKind::Ext)
         };
+
         if self.has_external() {
             let line = self.vip_rule(address, comment).jump(&self.names.chain(kind));
             lines.push((SharedChain::Services, line));
@@ -209,22 +219,28 @@ impl ServicePortRules<'_> {
 
     /// Whether some external traffic has an endpoint.
     fn has_external(&self) -> bool {
-        [TrafficPolicy::Cluster, self.service.port.external_policy].into_iter().any(|policy| self.has_endpoints(policy))
+        self.has_endpoints(TrafficPolicy::Cluster) || self.has_endpoints(self.service.port.external_policy)
     }
 
     /// Whether external traffic of all source classes has an endpoint.
     fn serves_all_sources(&self) -> bool {
-        [TrafficPolicy::Cluster, self.service.port.external_policy].into_iter().all(|policy| self.has_endpoints(policy))
+        self.has_endpoints(TrafficPolicy::Cluster) && self.has_endpoints(self.service.port.external_policy)
     }
 
+    /// The VIPs with source ranges, and the sources that may use each of them.
     fn restricted(&self, vips: &[(Vip, VipKind)]) -> Vec<(IpAddr, Vec<IpNet>)> {
-        let allowed = vips.iter().filter_map(|(vip, _)| match vip {
-            Vip::AddressPort { address, .. } => Some((*address, self.allowed(*address)?)),
-            Vip::NodePort { .. } | Vip::Address(_) => None,
-        });
-        allowed.collect()
+        let mut restricted = Vec::new();
+        for (vip, _) in vips {
+            if let Vip::AddressPort { address, .. } = vip
+                && let Some(ranges) = self.allowed(*address)
+            {
+                restricted.push((*address, ranges));
+            }
+        }
+        restricted
     }
 
+    /// The sources that may use a VIP; `None`: all.
     fn allowed(&self, vip: IpAddr) -> Option<Vec<IpNet>> {
         allowed_sources(&self.service.port, vip, self.node)
     }
@@ -235,5 +251,20 @@ impl ServicePortRules<'_> {
 
     fn protocol(&self) -> Protocol {
         self.service.port.key.protocol
+    }
+}
+
+// === impl ChainList ===
+
+impl ChainList {
+    fn push(&mut self, table: Table, name: String, rules: Vec<String>) {
+        self.chains.push(ChainSpec { table, name, rules });
+    }
+
+    fn push_with_parts(&mut self, table: Table, name: String, chain: ChainRules) {
+        self.push(table, name, chain.rules);
+        for part in chain.parts {
+            self.parts.insert(part.name.clone(), part);
+        }
     }
 }

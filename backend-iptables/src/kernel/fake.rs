@@ -1,5 +1,5 @@
-//! A kernel in memory that checks what the kernel checks with both variants: chains exist before rules refer to them, a
-//! deleted rule exists, and a deleted chain is empty and unreferenced. Tests can make it reject rules, or fail.
+//! A kernel in memory that makes the checks of the kernel with both variants: chains exist before rules refer to them,
+//! a deleted rule exists, and a deleted chain is empty and unreferenced. Tests can make it reject rules, or fail.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -80,12 +80,12 @@ impl FakeKernel {
         self.0.lock().unwrap().rulesets[family].clone()
     }
 
-    /// Every chain with its rules; those of shared chains sorted, because their order does not matter.
+    /// Every chain with its rules; the rules of shared chains are sorted, because their order does not matter.
     pub(crate) fn shape(&self, family: IpFamily) -> Vec<String> {
         self.shape_but(family, |_| false)
     }
 
-    /// The same; the rules of chains that are `unordered` are sorted, too.
+    /// As [`Self::shape`], but the rules of chains that are `unordered` are sorted, too.
     pub(crate) fn shape_but(&self, family: IpFamily, unordered: fn(&Chain) -> bool) -> Vec<String> {
         let ruleset = self.ruleset(family);
         let chains = ruleset.chains().map(|(table, name, chain)| {
@@ -192,7 +192,10 @@ impl Kernel for FakeKernel {
         let mut state = self.0.lock().unwrap();
         state.saves += 1;
         ensure!(state.unreadable != Some(family), "cannot allocate memory");
-        Ok((!state.missing.contains(&family)).then(|| state.rulesets[family].to_string()))
+        if state.missing.contains(&family) {
+            return Ok(None);
+        }
+        Ok(Some(state.rulesets[family].to_string()))
     }
 
     fn max_lines(&self) -> usize {
@@ -209,6 +212,7 @@ impl Kernel for FakeKernel {
         let fails_after = state.fails_after.take().unwrap_or(usize::MAX);
         let mut restore = Restore { family, script: script.text().to_owned(), accepted: false, steps: Vec::new() };
         let mut result = Ok(());
+
         for (number, lines) in transactions(script.text()).into_iter().enumerate() {
             if number == fails_after {
                 result = Err(RestoreError::Failed(anyhow!("terminated by a signal")));
@@ -228,6 +232,7 @@ impl Kernel for FakeKernel {
             state.rulesets[family] = ruleset.clone();
             restore.steps.push(ruleset);
         }
+
         restore.accepted = result.is_ok();
         state.restores.push(restore);
         result

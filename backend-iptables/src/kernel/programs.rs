@@ -16,24 +16,31 @@ use tracing::info;
 use super::{Kernel, Suspicion};
 use crate::{desired::hooks, names, plan::Script, table::TABLES};
 
-/// The most lines of one transaction for `iptables-nft-restore`: half of what a transaction of nftables may have. With
-/// each, the kernel validates all chains of the table. Measured for a cold load of 10,000 x 10: 17 s of CPU time, and
-/// 33 s with 1,000 lines.
+/// The most lines of one transaction for `iptables-nft-restore`: half of the writes that a transaction of nftables may
+/// have. With each transaction, the kernel validates all chains of the table. Measured for a cold load of 10,000 x 10:
+/// 17 s of CPU time, and 33 s with 1,000 lines.
 const NFT_MAX_LINES: usize = 4_000;
+
 /// The lines of a script for `iptables-nft-restore` that take 50 ms, with few rules. Measured: 50 us for a line.
 const NFT_SCRIPT_LINES: usize = 1_000;
+
 /// With more rules, the lines of a script are this share of them. With each commit the kernel validates all chains: 0.3
 /// to 1 us for each rule. A script takes at most about three times as long as the smallest one.
 const NFT_SCRIPT_SHARE: usize = 20;
+
 /// The lines of a script for `iptables-legacy-restore` that take 50 ms, with few rules. Measured: 13 us for a line.
 const LEGACY_SCRIPT_LINES: usize = 4_000;
+
 /// With more rules, the lines of a script are this share of them. Each run reads and writes the whole table: 5 us
 /// for each rule. A script takes at most about three times as long as the smallest one.
 const LEGACY_SCRIPT_SHARE: usize = 2;
+
 /// The shortest interval between two reads of the rules, where the kernel sends no notifications.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
 /// Reading takes at most 1/50 of the time: 2 % of a core.
 const POLL_SHARE: u32 = 50;
+
 /// The sysctl that makes the kernel route packets between loopback addresses and other hosts, for node ports on
 /// 127.0.0.0/8. It belongs to the network namespace of the thread that opens it.
 const ROUTE_LOCALNET: &str = "/proc/sys/net/ipv4/conf/all/route_localnet";
@@ -44,20 +51,20 @@ pub struct IptablesKernel {
     tools: Tools,
     /// Receives notifications of changes; only for the nft variant.
     watch: Option<NfTablesWatch>,
-    /// The family that was saved last. The families are saved in order; one that cannot be programmed is left out.
+    /// The family that was saved last. The families are saved in order, without a family that cannot be programmed.
     last_saved: Option<IpFamily>,
-    /// How long a save of each family takes. A shorter time is adopted at once, a longer one gradually: the machine may
-    /// be busy.
+    /// How long a save of each family takes. A shorter time is adopted at once, a longer time gradually, because the
+    /// machine may be busy.
     save_time: PerFamily<Duration>,
     /// The family that is read next.
     next: IpFamily,
-    /// When that is. Kept when the wait is cancelled.
+    /// When it is read. Kept if the wait is cancelled.
     due: Option<Instant>,
-    /// What a dry run would have written; `None`: this is no dry run.
+    /// The changes of a dry run, which are not written; `None`: this is no dry run.
     dry_run: Option<DryRun>,
 }
 
-/// What would be written. Scripts are executed on a copy of the rules.
+/// The changes of a dry run. Scripts are executed on a copy of the rules.
 #[derive(Debug, Default)]
 pub(crate) struct DryRun {
     pub(crate) rules: BTreeMap<IpFamily, BeforeAfter>,
@@ -92,7 +99,7 @@ impl IptablesKernel {
         self.dry_run = Some(DryRun::default());
     }
 
-    /// Takes what would have been written.
+    /// Takes the changes of the dry run.
     pub(crate) fn take_dry_run(&mut self) -> DryRun {
         self.dry_run.as_mut().map(mem::take).unwrap_or_default()
     }
@@ -102,6 +109,7 @@ impl IptablesKernel {
         self.tools.is_installed().await
     }
 
+    /// The program for a family. Detects the variant at the first call.
     async fn detect(&mut self, family: IpFamily) -> Result<Program> {
         if self.tools.detected().is_none() {
             // Opened before anything is read, so that no change is missed.
@@ -112,18 +120,22 @@ impl IptablesKernel {
         self.tools.program(family).await
     }
 
-    /// What `iptables-save` prints.
+    /// The output of `iptables-save`.
     async fn read(&mut self, family: IpFamily) -> Result<Option<String>> {
         self.detect(family).await?;
         if self.tools.has_saved(family) {
             return self.tools.save(family).await;
         }
+
         let is_second = self.last_saved == Some(IpFamily::V4) && family == IpFamily::V6;
         self.last_saved = Some(family);
-        if let (false, Some(watch)) = (is_second, &mut self.watch) {
-            // Earlier changes are part of what is about to be saved.
+        if let Some(watch) = &mut self.watch
+            && !is_second
+        {
+            // The rules that are about to be saved contain all earlier changes.
             watch.restart()?;
         }
+
         let begun = Instant::now();
         let saved = self.tools.save(family).await?;
         let took = begun.elapsed();
@@ -139,6 +151,7 @@ impl Kernel for IptablesKernel {
         if let Some(BeforeAfter { after, .. }) = written {
             return Ok(Some(after.to_string()));
         }
+
         let saved = self.read(family).await?;
         if let (Some(dry_run), Some(saved)) = (&mut self.dry_run, &saved) {
             let before = Ruleset::parse(saved)?;
@@ -169,8 +182,10 @@ impl Kernel for IptablesKernel {
             }
             return Ok(());
         }
+
         self.detect(family).await.map_err(RestoreError::Failed)?;
         let Some(watch) = &mut self.watch else { return self.tools.restore(family, script).await };
+
         // The notifications of the program do not tell that they are our own; its transactions are counted instead.
         watch.pause().map_err(RestoreError::Failed)?;
         let result = self.tools.restore(family, script).await;
@@ -189,12 +204,13 @@ impl Kernel for IptablesKernel {
         }
         if let Some(dry_run) = &mut self.dry_run {
             dry_run.localnet = Some(is_routed);
-        } else {
-            fs::write(ROUTE_LOCALNET, u8::from(is_routed).to_string())
-                .with_context(|| format!("write {ROUTE_LOCALNET}"))?;
-            let (was, now) = (u8::from(observed), u8::from(is_routed));
-            info!(file = ROUTE_LOCALNET, was, now, "changed how loopback addresses are routed");
+            return Ok(());
         }
+
+        let was = u8::from(observed);
+        let now = u8::from(is_routed);
+        fs::write(ROUTE_LOCALNET, now.to_string()).with_context(|| format!("write {ROUTE_LOCALNET}"))?;
+        info!(file = ROUTE_LOCALNET, was, now, "changed how loopback addresses are routed");
         Ok(())
     }
 
@@ -214,6 +230,7 @@ impl Kernel for IptablesKernel {
             // Nothing has been programmed yet.
             return std::future::pending().await;
         }
+
         match &mut self.watch {
             Some(watch) => Suspicion::Drift(watch.drifted().await),
             None => {
@@ -232,17 +249,20 @@ fn routes_localnet() -> Result<bool> {
     Ok(value.trim() != "0")
 }
 
-/// What a notification changes of ours.
+/// Whether a notification reports a change of our rules.
 fn touched(event: &NftEvent) -> Option<Touched> {
     let NftEvent::Changed { family, table, object, chain, is_deletion, port: _ } = event else { return None };
     let is_watched = matches!(family, Some(TableFamily::Ip | TableFamily::Ip6))
         && TABLES.iter().any(|watched| watched.name() == table);
+    if !is_watched {
+        return None;
+    }
     match chain {
-        _ if !is_watched => None,
         Some(chain) if names::is_ours(chain) => Some(Touched::Ours(object)),
         // A deleted rule of a built-in chain may have been a jump of ours.
-        Some(chain) => (*is_deletion && is_hooked(table, chain)).then_some(Touched::Perhaps),
-        None => (*is_deletion && *object == "table").then_some(Touched::Unknown),
+        Some(chain) if *is_deletion && is_hooked(table, chain) => Some(Touched::Perhaps),
+        None if *is_deletion && *object == "table" => Some(Touched::Unknown),
+        _ => None,
     }
 }
 
@@ -253,14 +273,15 @@ fn has_hooks(handle: &mut NftHandle) -> netlink::Result<bool> {
         let jump = target(&hook.rule).map(|chain| Expr::Verdict(nft::Verdict::jump(chain.to_owned())));
         by_chain.entry((hook.table, hook.chain)).or_default().extend(jump);
     }
+
     for family in IpFamily::ALL {
         let mut rules = |table: Table, chain| handle.rules_of_chain(&nft::Table::new(family, table.name()), chain);
         if rules(Table::Nat, names::POSTROUTING)?.is_empty() {
             continue;
         }
         for ((table, chain), jumps) in &by_chain {
-            let rules = rules(*table, chain)?;
-            let is_there = |jump: &Expr| rules.iter().any(|listed| listed.rule.exprs.last() == Some(jump));
+            let found = rules(*table, chain)?;
+            let is_there = |jump: &Expr| found.iter().any(|listed| listed.rule.exprs.last() == Some(jump));
             if !jumps.iter().all(is_there) {
                 return Ok(false);
             }

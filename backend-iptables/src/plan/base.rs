@@ -1,4 +1,4 @@
-//! The changes of what belongs to no service port: base chains, the fixed rules of shared chains, and hooks.
+//! The changes of the base ruleset: base chains, the fixed rules of shared chains, and hooks.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,8 +15,8 @@ use crate::{
     table::{FixedRules, SharedChain, TABLES},
 };
 
-/// The changes that give the observed rules this base ruleset. Rules of service ports, and everything that is not
-/// needed, are left.
+/// The changes that give the observed rules this base ruleset. Rules of service ports, and unneeded chains and rules,
+/// are left.
 pub(crate) fn complete_base(observed: &Observed, base: &Base) -> Plan {
     let mut plan = Plan::default();
     for chain in &base.chains {
@@ -24,9 +24,11 @@ pub(crate) fn complete_base(observed: &Observed, base: &Base) -> Plan {
             plan.chains.push((None, chain.clone()));
         }
     }
+
     for shared in SharedChain::ALL {
         complete_shared(&mut plan, observed, shared, base.fixed_rules(shared));
     }
+
     for hook in &hooks() {
         match observed.hook_count(hook) {
             0 => plan.additions.push(RuleEdit::of_hook(hook, Edit::Insert)),
@@ -38,20 +40,30 @@ pub(crate) fn complete_base(observed: &Observed, base: &Base) -> Plan {
 
 /// Creates a shared chain, or moves its fixed rules to its beginning and its end.
 fn complete_shared(plan: &mut Plan, observed: &Observed, shared: SharedChain, fixed_rules: &FixedRules) {
-    let edit = |edit| move |line: &String| RuleEdit::of_shared(None, shared, edit, line);
     let Some(rules) = observed.rules(shared.table(), shared.chain()) else {
         plan.declare_shared.push(shared);
-        plan.additions.extend(fixed_rules.lines().map(edit(Edit::Append)));
+        plan.additions.extend(edits(shared, Edit::Append, fixed_rules.lines()));
         return;
     };
-    let is_fixed = |line: &&String| fixed_rules.lines().any(|fixed| fixed == *line);
+
+    let is_fixed = |line: &String| fixed_rules.lines().any(|fixed| fixed == line);
     let between = rules.strip_prefix(&fixed_rules.head[..]).and_then(|rest| rest.strip_suffix(&fixed_rules.tail[..]));
-    if between.is_some_and(|between| !between.iter().any(|line| is_fixed(&line))) {
+    if between.is_some_and(|between| !between.iter().any(is_fixed)) {
         return;
     }
-    plan.deletions.extend(rules.iter().filter(is_fixed).map(edit(Edit::Delete)));
-    plan.deletions.extend(fixed_rules.head.iter().rev().map(edit(Edit::Insert)));
-    plan.deletions.extend(fixed_rules.tail.iter().map(edit(Edit::Append)));
+
+    plan.deletions.extend(edits(shared, Edit::Delete, rules.iter().filter(|line| is_fixed(line))));
+    plan.deletions.extend(edits(shared, Edit::Insert, fixed_rules.head.iter().rev()));
+    plan.deletions.extend(edits(shared, Edit::Append, &fixed_rules.tail));
+}
+
+/// The same edit of a shared chain for each of these fixed rules.
+fn edits<'a>(
+    shared: SharedChain,
+    edit: Edit,
+    lines: impl IntoIterator<Item = &'a String>,
+) -> impl Iterator<Item = RuleEdit> {
+    lines.into_iter().map(move |line| RuleEdit::of_shared(None, shared, edit, line))
 }
 
 /// Adds the difference between two base rulesets to a plan. Returns the chains that are not needed any more; rules of
@@ -59,15 +71,17 @@ fn complete_shared(plan: &mut Plan, observed: &Observed, shared: SharedChain, fi
 pub(super) fn rebase(plan: &mut Plan, old: &Base, new: &Base) -> Vec<ChainSpec> {
     let changed = new.chains.iter().filter(|chain| !old.chains.contains(chain));
     plan.chains.extend(changed.map(|chain| (None, chain.clone())));
+
     for shared in SharedChain::ALL {
-        let (old, new) = (&old.fixed_rules(shared).tail, &new.fixed_rules(shared).tail);
-        if old != new {
+        let old_tail = &old.fixed_rules(shared).tail;
+        let new_tail = &new.fixed_rules(shared).tail;
+        if old_tail != new_tail {
             // Appended rules come last, also after a fixed rule that does not change: all of them are written anew.
-            let edit = |edit| move |line: &String| RuleEdit::of_shared(None, shared, edit, line);
-            plan.deletions.extend(old.iter().map(edit(Edit::Delete)));
-            plan.deletions.extend(new.iter().map(edit(Edit::Append)));
+            plan.deletions.extend(edits(shared, Edit::Delete, old_tail));
+            plan.deletions.extend(edits(shared, Edit::Append, new_tail));
         }
     }
+
     let names: BTreeSet<(Table, &str)> = new.chains.iter().map(|chain| (chain.table, &*chain.name)).collect();
     let unneeded = old.chains.iter().filter(|chain| !names.contains(&(chain.table, &*chain.name)));
     unneeded.cloned().collect()
@@ -81,16 +95,16 @@ pub(crate) fn remove_unshared(observed: &Observed) -> Plan {
         plan.delete_hook(observed, hook);
     }
     for table in TABLES {
-        let of_table = |(of, name, rules)| (of == table).then_some((name, rules));
-        let chains: BTreeMap<&str, &[String]> = observed.ours().filter_map(of_table).collect();
-        let mut used: Vec<_> = chains.keys().copied().filter(|name| !names::is_only_ours(name)).collect();
-        let mut unused = chains.clone();
+        let of_table = observed.ours().filter(|(of, ..)| *of == table);
+        let mut unused: BTreeMap<&str, &[String]> = of_table.map(|(_, name, rules)| (name, rules)).collect();
+        let mut used: Vec<_> = unused.keys().copied().filter(|name| !names::is_only_ours(name)).collect();
         while let Some(name) = used.pop() {
             let rules = unused.remove(name).unwrap_or_default();
             used.extend(rules.iter().filter_map(|rule| target(rule)).filter(|name| unused.contains_key(name)));
         }
-        let unused = unused.into_keys().filter(|name| !observed.is_used(table, name));
-        plan.delete_chains.extend(unused.map(|name| (table, name.to_owned())));
+
+        let deleted = unused.into_keys().filter(|name| !observed.is_used(table, name));
+        plan.delete_chains.extend(deleted.map(|name| (table, name.to_owned())));
     }
     plan
 }
@@ -101,6 +115,7 @@ pub(crate) fn remove(observed: &Observed) -> Plan {
     for hook in &hooks() {
         plan.delete_hook(observed, hook);
     }
+
     for (table, name, rules) in observed.ours() {
         if !observed.is_used(table, name) {
             plan.delete_chains.insert((table, name.to_owned()));

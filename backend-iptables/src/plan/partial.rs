@@ -21,8 +21,8 @@ use crate::{
     table::SharedChain,
 };
 
-/// With more deletions a shared chain is written anew: the kernel, or iptables-nft for it, compares a deleted rule with
-/// those before it.
+/// The most deletions from a shared chain. With more, the chain is written anew, because the kernel, or iptables-nft
+/// for it, compares a deleted rule with all rules before it.
 const MAX_DELETIONS: usize = 16;
 
 /// The input: some service ports in one family.
@@ -33,25 +33,26 @@ pub(crate) struct FamilyUpdate<'a> {
     pub(crate) updates: &'a [ServicePortUpdate<Desired>],
     /// The base ruleset, if it changes.
     pub(crate) base: Option<&'a Base>,
-    /// What to do with what no service port has claimed.
+    /// Whether chains and rules that no service port has claimed are deleted.
     pub(crate) unneeded: Unneeded,
 }
 
-/// A part of the difference, and what follows from it.
+/// A part of the difference, and the state after it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PartialPlan {
     pub(crate) plan: Plan,
     /// About how many lines it is.
     pub(crate) lines: usize,
-    /// What each service port has afterwards.
+    /// The chains and rules of each service port afterwards.
     pub(crate) installed: Vec<Option<Installed>>,
     /// Whether a service port needs further transactions.
     pub(crate) unfinished: Vec<bool>,
     pub(crate) changes: ContentChanges,
+    /// The number of deleted rules of each shared chain.
     deletions: BTreeMap<SharedChain, usize>,
 }
 
-/// A step, and where it is among the others.
+/// A step, and its position among all steps.
 struct OrderedStep<'a> {
     order: StepOrder,
     owner: Owner,
@@ -61,20 +62,14 @@ struct OrderedStep<'a> {
 // === impl FamilyUpdate ===
 
 impl FamilyUpdate<'_> {
-    /// The first steps of the difference, of at most `limit` lines. If a first step alone has more, and the transaction
-    /// has no other lines, it is executed.
+    /// The first steps of the difference, of at most `limit` lines. A first step that alone has more lines is executed
+    /// if the transaction has no other lines. `others`: the lines of the other family in the same transaction.
     pub(crate) fn plan(&self, limit: usize, others: usize) -> PartialPlan {
         let mut result = PartialPlan::default();
         if let Some(base) = self.base {
-            for chain in rebase(&mut result.plan, &self.applied.base[self.family], base) {
-                let unneeded = ChainContent { is_needed: false, ..ChainContent::of(&chain.rules) };
-                result.changes.chains.insert((chain.table, Arc::from(chain.name)), Some(unneeded));
-            }
-            // One that an earlier base ruleset has left may not be deleted yet. It is not of the content any more.
-            for chain in &base.chains {
-                result.changes.chains.insert((chain.table, Arc::from(&*chain.name)), None);
-            }
+            self.rebase(base, &mut result);
         }
+
         let steps = self.steps();
         let mut executed = steps.len();
         for (index, OrderedStep { owner, step, .. }) in steps.iter().enumerate() {
@@ -87,6 +82,7 @@ impl FamilyUpdate<'_> {
             self.execute(&mut result, *owner, step);
         }
         self.rewrite(&mut result);
+
         let (executed, skipped) = steps.split_at(executed);
         result.unfinished = vec![false; self.updates.len()];
         for owner in skipped.iter().filter_map(|step| step.owner) {
@@ -98,15 +94,28 @@ impl FamilyUpdate<'_> {
                 of_updates[*owner as usize].push(step);
             }
         }
-        let updates = self.updates.iter().zip(of_updates).zip(&result.unfinished);
-        let installed = updates.map(|((update, steps), is_unfinished)| self.after(update, &steps, *is_unfinished));
-        result.installed = installed.collect();
+        for (index, update) in self.updates.iter().enumerate() {
+            result.installed.push(self.after(update, &of_updates[index], result.unfinished[index]));
+        }
         result
+    }
+
+    /// Replaces the base ruleset.
+    fn rebase(&self, base: &Base, result: &mut PartialPlan) {
+        for chain in rebase(&mut result.plan, &self.applied.base[self.family], base) {
+            let unneeded = ChainContent { is_needed: false, ..ChainContent::of(&chain.rules) };
+            result.changes.chains.insert((chain.table, Arc::from(chain.name)), Some(unneeded));
+        }
+        // A chain that an earlier base ruleset has left, and that is not deleted yet, is in the base ruleset again.
+        for chain in &base.chains {
+            result.changes.chains.insert((chain.table, Arc::from(&*chain.name)), None);
+        }
     }
 
     /// About how many lines the difference is.
     pub(crate) fn count_lines(&self) -> usize {
-        let (mut result, mut lines) = (PartialPlan::default(), 0);
+        let mut result = PartialPlan::default();
+        let mut lines = 0;
         for OrderedStep { owner, step, .. } in self.steps() {
             lines += self.lines(&result, owner, &step);
             if let Step::DeleteLine((shared, _)) = step {
@@ -128,11 +137,13 @@ impl FamilyUpdate<'_> {
             let steps = steps(old, update.desired[self.family].as_ref(), self.content());
             all.extend(steps.into_iter().map(|(order, step)| OrderedStep { order, owner: Some(owner), step }));
         }
+
         if self.unneeded == Unneeded::Delete {
             let desired = self.updates.iter().filter_map(|update| update.desired[self.family].as_ref());
             let steps = unneeded_steps(self.content(), self.new_base(), desired);
             all.extend(steps.into_iter().map(|(order, step)| OrderedStep { order, owner: None, step }));
         }
+
         all.sort_by_key(|step| step.order);
         all
     }
@@ -142,7 +153,7 @@ impl FamilyUpdate<'_> {
         result.changes.lines.get(key).copied().unwrap_or_else(|| self.content().line(key))
     }
 
-    /// About how many lines a step is.
+    /// About how many lines a step has.
     fn lines(&self, result: &PartialPlan, owner: Owner, step: &Step<'_>) -> usize {
         match step {
             Step::WriteChain(_, chain) => 1 + chain.rules.len(),
@@ -159,6 +170,7 @@ impl FamilyUpdate<'_> {
         }
     }
 
+    /// Adds a step to the plan.
     fn execute(&self, result: &mut PartialPlan, owner: Owner, step: &Step<'_>) {
         match step {
             Step::WriteChain(key, chain) => {
@@ -211,32 +223,41 @@ impl FamilyUpdate<'_> {
         self.base.unwrap_or(&self.applied.base[self.family])
     }
 
-    /// Replaces many deletions from a shared chain by writing it anew.
+    /// Writes shared chains with many deletions anew, instead of deleting rule by rule.
     fn rewrite(&self, result: &mut PartialPlan) {
-        let many = result.deletions.iter().filter(|(_, count)| **count > MAX_DELETIONS);
-        for shared in many.map(|(shared, _)| *shared).collect::<Vec<_>>() {
-            let Plan { additions, deletions, rewritten, .. } = &mut result.plan;
-            let is_of_shared = |edit: &RuleEdit| (edit.table, edit.chain) == (shared.table(), shared.chain());
-            let mut added: Vec<RuleEdit> = additions.iter().filter(|edit| is_of_shared(edit)).cloned().collect();
-            deletions.retain(|edit| !is_of_shared(edit));
-            if shared.table() == Table::Nat {
-                additions.retain(|edit| !is_of_shared(edit));
+        for shared in SharedChain::ALL {
+            if result.deletions.get(&shared).is_some_and(|count| *count > MAX_DELETIONS) {
+                self.rewrite_chain(shared, result);
             }
-            added.iter_mut().for_each(|edit| edit.edit = Edit::Append);
-            let append = |line: &str| RuleEdit::of_shared(None, shared, Edit::Append, line);
-            let fixed_rules = self.new_base().fixed_rules(shared);
-            rewritten.push(shared);
-            deletions.extend(fixed_rules.head.iter().map(|line| append(line)));
-            for (key, before) in self.content().lines_of(shared) {
-                let LineContent { count, .. } = result.changes.lines.get(key).unwrap_or(before);
-                deletions.extend((0..*count).map(|_| append(&key.1)));
-            }
-            deletions.extend(added);
-            deletions.extend(fixed_rules.tail.iter().map(|line| append(line)));
         }
     }
 
-    /// What a service port has after these of its steps.
+    fn rewrite_chain(&self, shared: SharedChain, result: &mut PartialPlan) {
+        let Plan { additions, deletions, rewritten, .. } = &mut result.plan;
+        let is_of_shared = |edit: &RuleEdit| (edit.table, edit.chain) == (shared.table(), shared.chain());
+        let mut added: Vec<RuleEdit> = additions.iter().filter(|edit| is_of_shared(edit)).cloned().collect();
+        for edit in &mut added {
+            edit.edit = Edit::Append;
+        }
+        deletions.retain(|edit| !is_of_shared(edit));
+        // The additions to filter stay, because they are in an earlier transaction than the deletions.
+        if shared.table() == Table::Nat {
+            additions.retain(|edit| !is_of_shared(edit));
+        }
+
+        let append = |line: &str| RuleEdit::of_shared(None, shared, Edit::Append, line);
+        let fixed_rules = self.new_base().fixed_rules(shared);
+        rewritten.push(shared);
+        deletions.extend(fixed_rules.head.iter().map(|line| append(line)));
+        for (key, before) in self.content().lines_of(shared) {
+            let LineContent { count, .. } = result.changes.lines.get(key).unwrap_or(before);
+            deletions.extend((0..*count).map(|_| append(&key.1)));
+        }
+        deletions.extend(added);
+        deletions.extend(fixed_rules.tail.iter().map(|line| append(line)));
+    }
+
+    /// The chains and rules of a service port after these of its steps.
     fn after(
         &self,
         update: &ServicePortUpdate<Desired>,
@@ -258,6 +279,7 @@ impl FamilyUpdate<'_> {
         if chains.is_empty() && lines.is_empty() {
             return None;
         }
+
         let mut vips = if is_unfinished { old.vips.into_vec() } else { Vec::new() };
         vips.extend(update.desired[self.family].iter().flat_map(|desired| &desired.vips));
         vips.sort_unstable();

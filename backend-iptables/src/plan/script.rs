@@ -1,20 +1,28 @@
-//! The script for `iptables-restore`, and for which service port each of its lines is there.
+//! The script for `iptables-restore`, and the service port of each of its lines.
 
 use std::{cmp::Reverse, collections::BTreeSet, ops::Deref};
 
 use iptables::{ChainSpec, ScriptLine, Table};
 
 use super::{Owner, Plan, RuleEdit};
-use crate::{
-    names::ChainKind,
-    table::{SharedChain, TABLES},
-};
+use crate::{names::ChainKind, table::SharedChain};
 
 /// A script, and the owner of each of its lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Script {
     script: iptables::Script,
     owners: Vec<Owner>,
+}
+
+/// The changes of nat as several transactions.
+#[derive(Clone, Debug, Default)]
+struct NatTransactions<'a> {
+    /// Chains that are filled before rules jump to them.
+    fill: Vec<ChainGroup<'a>>,
+    /// The remaining changes.
+    change: ChainGroup<'a>,
+    /// Chains that are deleted after no rule jumps to them any more.
+    delete: Vec<ChainGroup<'a>>,
 }
 
 /// Chains that are filled and deleted in one transaction.
@@ -33,24 +41,33 @@ impl Plan {
     /// chains of service ports are written in transactions of about that size: filled before rules jump to them, and
     /// deleted afterwards.
     pub(crate) fn script(&self, max_lines: usize) -> Script {
-        let mut script = Script::default();
-        let [filter, mut nat] = TABLES.map(|table| self.group(table));
-        let rewritten = |table| {
-            let of_table = self.rewritten.iter().filter(move |shared| shared.table() == table);
-            of_table.map(|shared| shared.chain())
+        let mut first = self.group(Table::Filter);
+        let deleted = std::mem::take(&mut first.deleted);
+        let last = ChainGroup { deleted, declared: self.rewritten_chains(Table::Filter).collect(), chains: Vec::new() };
+        let mut change = self.group(Table::Nat);
+        change.declared.extend(self.rewritten_chains(Table::Nat));
+        let nat = if change.lines() > max_lines {
+            change.split(max_lines)
+        } else {
+            NatTransactions { change, ..NatTransactions::default() }
         };
-        nat.declared.extend(rewritten(Table::Nat));
-        let declared = rewritten(Table::Filter).collect();
-        let old_filter = ChainGroup { deleted: filter.deleted.clone(), declared, ..ChainGroup::default() };
-        let new_filter = ChainGroup { deleted: Vec::new(), ..filter };
-        let (fill, nat, delete) =
-            if nat.lines() > max_lines { nat.split(max_lines) } else { (Vec::new(), nat, Vec::new()) };
-        script.write(Table::Filter, &new_filter, &[&self.additions]);
-        fill.iter().for_each(|group| script.write(Table::Nat, group, &[]));
-        script.write(Table::Nat, &nat, &[&self.additions, &self.deletions]);
-        delete.iter().for_each(|group| script.write(Table::Nat, group, &[]));
-        script.write(Table::Filter, &old_filter, &[&self.deletions]);
+
+        let mut script = Script::default();
+        script.write(Table::Filter, &first, &[&self.additions]);
+        for group in &nat.fill {
+            script.write(Table::Nat, group, &[]);
+        }
+        script.write(Table::Nat, &nat.change, &[&self.additions, &self.deletions]);
+        for group in &nat.delete {
+            script.write(Table::Nat, group, &[]);
+        }
+        script.write(Table::Filter, &last, &[&self.deletions]);
         script
+    }
+
+    /// The shared chains that are emptied and written anew.
+    fn rewritten_chains(&self, table: Table) -> impl Iterator<Item = &'static str> {
+        self.rewritten.iter().filter(move |shared| shared.table() == table).map(|shared| shared.chain())
     }
 
     fn group(&self, table: Table) -> ChainGroup<'_> {
@@ -63,18 +80,19 @@ impl Plan {
 
 // === impl ChainGroup ===
 
-impl ChainGroup<'_> {
+impl<'a> ChainGroup<'a> {
     fn lines(&self) -> usize {
         // One line declares each chain, and one deletes it.
         self.chains.iter().map(|(_, chain)| 1 + chain.rules.len()).sum::<usize>() + 2 * self.deleted.len()
     }
 
-    /// The groups to fill first, the remaining changes, and the groups to delete last.
-    fn split(mut self, max_lines: usize) -> (Vec<Self>, Self, Vec<Self>) {
+    /// Splits the chains of service ports into groups of about `max_lines` lines.
+    fn split(mut self, max_lines: usize) -> NatTransactions<'a> {
         // Chains without a kind come first.
         self.chains.sort_by_key(|(_, chain)| (ChainKind::of(&chain.name), &*chain.name));
         self.deleted.sort_by_key(|name| Reverse(ChainKind::of(name)));
-        let (mut fill, mut delete) = (Vec::new(), Vec::new());
+
+        let mut fill = Vec::new();
         let mut group = Self::default();
         for chain in self.chains {
             // The base chains are written in one transaction.
@@ -84,9 +102,11 @@ impl ChainGroup<'_> {
             group.chains.push(chain);
         }
         fill.push(std::mem::take(&mut group));
-        // Shared chains, which jump to the others, are deleted first.
+
+        // Shared chains are deleted first, because they jump to the chains of service ports.
         let (shared, deleted): (Vec<_>, Vec<_>) =
             self.deleted.into_iter().partition(|name| SharedChain::of(Table::Nat, name).is_some());
+        let mut delete = Vec::new();
         for name in deleted {
             if group.lines() >= max_lines {
                 delete.push(std::mem::take(&mut group));
@@ -94,7 +114,9 @@ impl ChainGroup<'_> {
             group.deleted.push(name);
         }
         delete.push(group);
-        (fill, Self { chains: Vec::new(), declared: self.declared, deleted: shared }, delete)
+
+        let change = Self { chains: Vec::new(), declared: self.declared, deleted: shared };
+        NatTransactions { fill, change, delete }
     }
 }
 
@@ -109,17 +131,26 @@ impl Script {
     /// Adds the changes of a table as one transaction.
     fn write(&mut self, table: Table, group: &ChainGroup<'_>, edits: &[&[RuleEdit]]) {
         self.script.begin(table);
-        let mut heads: BTreeSet<(&str, Owner)> = BTreeSet::new();
-        heads.extend(group.chains.iter().map(|(owner, chain)| (&*chain.name, *owner)));
-        heads.extend(group.declared.iter().chain(&group.deleted).map(|name| (*name, None)));
         // Declaring a chain creates it, or empties it.
-        heads.into_iter().for_each(|(name, owner)| self.push(owner, ScriptLine::Declare(name)));
-        for (owner, chain) in &group.chains {
-            chain.rules.iter().for_each(|rule| self.push(*owner, ScriptLine::Append(&chain.name, rule)));
+        let mut declared: BTreeSet<(&str, Owner)> = BTreeSet::new();
+        declared.extend(group.chains.iter().map(|(owner, chain)| (&*chain.name, *owner)));
+        declared.extend(group.declared.iter().chain(&group.deleted).map(|name| (*name, None)));
+        for (name, owner) in declared {
+            self.push(owner, ScriptLine::Declare(name));
         }
-        let edits = edits.iter().copied().flatten().filter(|edit| edit.table == table);
-        edits.for_each(|edit| self.push(edit.owner, edit.line()));
-        group.deleted.iter().for_each(|name| self.push(None, ScriptLine::DeleteChain(name)));
+
+        for (owner, chain) in &group.chains {
+            for rule in &chain.rules {
+                self.push(*owner, ScriptLine::Append(&chain.name, rule));
+            }
+        }
+        for edit in edits.iter().copied().flatten().filter(|edit| edit.table == table) {
+            self.push(edit.owner, edit.line());
+        }
+
+        for name in &group.deleted {
+            self.push(None, ScriptLine::DeleteChain(name));
+        }
         self.script.commit();
     }
 

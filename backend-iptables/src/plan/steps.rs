@@ -8,7 +8,7 @@
 //! ```
 //!
 //! After each step every VIP has the old or the new rules: a chain is written in one transaction, and a rule that leads
-//! to a VIP is inserted before the one that it replaces.
+//! to a VIP is inserted before the rule that it replaces.
 
 use std::{cmp::Reverse, collections::BTreeSet, sync::Arc};
 
@@ -21,7 +21,7 @@ use crate::{
     table::SharedChain,
 };
 
-/// One change.
+/// One change of a service port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step<'a> {
     /// Creates a chain, or replaces its rules.
@@ -38,63 +38,68 @@ pub(super) enum Step<'a> {
 /// The position of a step: a number of the list above, and the kind of the chain.
 pub(super) type StepOrder = (u8, Reverse<Option<ChainKind>>, Option<ChainKind>);
 
-/// The steps from what a service port has to what it should have.
+/// The steps from the chains and rules of a service port to its desired chains and rules.
 pub(super) fn steps<'a>(
     old: Option<&Installed>,
     new: Option<&'a Desired>,
     content: &Content,
 ) -> Vec<(StepOrder, Step<'a>)> {
     let mut steps = Vec::new();
-    let (old_chains, old_lines) = old.map(|old| (&*old.chains, &*old.lines)).unwrap_or_default();
-    let (new_chains, new_lines) = new.map(|new| (&*new.chains, &*new.lines)).unwrap_or_default();
-    let mut removed: BTreeSet<ChainKey> = old_chains.iter().cloned().collect();
-    for chain in new_chains {
+    let mut removed_chains: BTreeSet<ChainKey> = old.iter().flat_map(|old| &old.chains).cloned().collect();
+    for chain in new.iter().flat_map(|new| &new.chains) {
         let key: ChainKey = (chain.table, Arc::from(&*chain.name));
-        removed.remove(&key);
+        removed_chains.remove(&key);
         let observed = content.chain(&key);
         let order = write_order(&key, observed.is_some());
-        match observed.filter(|observed| observed.has(&chain.rules)) {
-            Some(observed) if observed.is_needed => {}
-            Some(_) => steps.push((order, Step::KeepChain(key))),
-            None => steps.push((order, Step::WriteChain(key, chain))),
+        match observed {
+            Some(observed) if observed.has(&chain.rules) => {
+                if !observed.is_needed {
+                    steps.push((order, Step::KeepChain(key)));
+                }
+            }
+            _ => steps.push((order, Step::WriteChain(key, chain))),
         }
     }
-    steps.extend(removed.into_iter().map(delete_chain));
-    let mut removed: BTreeSet<LineKey> = old_lines.iter().cloned().collect();
-    for (shared, line) in new_lines {
+    steps.extend(removed_chains.into_iter().map(delete_chain));
+
+    let mut removed_lines: BTreeSet<LineKey> = old.iter().flat_map(|old| &old.lines).cloned().collect();
+    for (shared, line) in new.iter().flat_map(|new| &new.lines) {
         let key: LineKey = (*shared, Arc::from(&**line));
-        if !removed.remove(&key) {
+        if !removed_lines.remove(&key) {
             steps.push((line_order(*shared, 1, 4), Step::AddLine(key)));
         }
     }
-    steps.extend(removed.into_iter().map(delete_line));
+    steps.extend(removed_lines.into_iter().map(delete_line));
     steps
 }
 
-/// The steps that delete what no service port needs, except for what these service ports will claim, and for chains of
-/// the base ruleset.
+/// The steps that delete unneeded chains and rules, except for those that these service ports will claim, and for
+/// chains of the base ruleset.
 pub(super) fn unneeded_steps<'a>(
     content: &Content,
     base: &Base,
     desired: impl Iterator<Item = &'a Desired>,
 ) -> Vec<(StepOrder, Step<'a>)> {
-    let mut chains: BTreeSet<_> = base.chains.iter().map(|chain| (chain.table, &*chain.name)).collect();
-    let mut lines = BTreeSet::new();
+    let mut kept_chains: BTreeSet<_> = base.chains.iter().map(|chain| (chain.table, &*chain.name)).collect();
+    let mut kept_lines = BTreeSet::new();
     for desired in desired {
-        chains.extend(desired.chains.iter().map(|chain| (chain.table, &*chain.name)));
-        lines.extend(desired.lines.iter().map(|(shared, line)| (*shared, &**line)));
+        kept_chains.extend(desired.chains.iter().map(|chain| (chain.table, &*chain.name)));
+        kept_lines.extend(desired.lines.iter().map(|(shared, line)| (*shared, &**line)));
     }
+
     let mut steps = Vec::new();
-    for key in content.unneeded_chains().filter(|(table, name)| !chains.contains(&(*table, &**name))) {
-        let (order, step) = delete_chain(key.clone());
+    for key in content.unneeded_chains().filter(|(table, name)| !kept_chains.contains(&(*table, &**name))) {
+        let (order, delete) = delete_chain(key.clone());
         let is_used = content.chain(key).is_some_and(|chain| chain.is_used);
-        steps.push((order, if is_used { Step::EmptyChain(key.clone()) } else { step }));
+        steps.push((order, if is_used { Step::EmptyChain(key.clone()) } else { delete }));
     }
     for key in content.unneeded_lines() {
         let (shared, line) = key;
         let found = content.line(key);
-        let is_needed = found.users > 0 || lines.contains(&(*shared, &**line));
-        (u32::from(is_needed)..found.count).for_each(|_| steps.push(delete_line(key.clone())));
+        let is_needed = found.users > 0 || kept_lines.contains(&(*shared, &**line));
+        for _ in u32::from(is_needed)..found.count {
+            steps.push(delete_line(key.clone()));
+        }
     }
     steps
 }
@@ -109,7 +114,8 @@ fn write_order((table, name): &ChainKey, exists: bool) -> StepOrder {
 }
 
 fn line_order(shared: SharedChain, filter: u8, nat: u8) -> StepOrder {
-    (if shared.table() == Table::Filter { filter } else { nat }, Reverse(None), None)
+    let number = if shared.table() == Table::Filter { filter } else { nat };
+    (number, Reverse(None), None)
 }
 
 fn delete_line<'a>(key: LineKey) -> (StepOrder, Step<'a>) {
