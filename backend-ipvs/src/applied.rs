@@ -1,4 +1,4 @@
-//! What was applied last: what the kernel contains, what it should contain, and which service ports need that.
+//! The applied state: the objects in the kernel, the desired objects, and the service ports that need them.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -20,7 +20,7 @@ use crate::{
     plan::{Objects, Operation},
 };
 
-/// What the kernel contains because of us.
+/// Our objects in the kernel, and the service ports that need them.
 #[derive(Clone, Debug, Default)]
 pub struct AppliedState {
     /// Our objects in the kernel.
@@ -35,17 +35,17 @@ pub struct AppliedState {
     /// Destinations that no service port needs any more, and that stay until their connections have ended. They are
     /// apart because there may be many, and a transaction has to visit none of them.
     pub(crate) draining: BTreeSet<Object>,
-    /// Those in `draining` that can be deleted.
+    /// The destinations in `draining` that can be deleted.
     pub(crate) idle: HashSet<Object>,
     /// Whether the last transaction has left deletions of unneeded objects to the next one.
     pub(crate) has_leftovers: bool,
-    /// What should be in the kernel, and how many service ports need it.
+    /// The desired value of each object, and how many service ports need it.
     desired: HashMap<Object, (Value, u32)>,
     /// The service ports with an object that the kernel rejects, and the reason.
     rejections: BTreeMap<ServicePortKey, String>,
-    /// Whether the kernel may contain objects that no service port needs and that are in neither of these.
+    /// Whether the kernel may contain unneeded objects that are neither in `leftovers` nor in `draining`.
     pub(crate) is_reconciling: bool,
-    /// Why a service port has something else than it should. It is tried again when the service port changes.
+    /// Why a service port has other objects than desired. The desired ones are tried again when it changes.
     degraded: BTreeMap<ServicePortKey, String>,
     /// The VIPs of service ports that are in excluded ranges.
     excluded: BTreeMap<ServicePortKey, Vec<IpAddr>>,
@@ -56,12 +56,12 @@ pub struct AppliedState {
 // === impl AppliedState ===
 
 impl AppliedState {
-    /// Without service ports.
+    /// The state after the kernel was read, without service ports.
     pub(crate) fn new(observed: Objects, rules: PerFamily<Vec<ChainSpec>>, foreign_addresses: HashSet<IpAddr>) -> Self {
         Self { observed, rules, foreign_addresses, is_reconciling: true, ..Self::default() }
     }
 
-    /// What an object should be; `None`: no service port needs it.
+    /// The desired value of an object; `None`: no service port needs it.
     pub(crate) fn desired(&self, object: &Object) -> Option<&Value> {
         self.desired.get(object).map(|(value, _)| value)
     }
@@ -79,6 +79,7 @@ impl AppliedState {
         self.degraded.remove(key);
         self.excluded.remove(key);
         let Some(removed) = self.service_ports.remove(key) else { return BTreeSet::new() };
+
         for (object, value) in &removed.objects {
             if let Some((desired, count)) = self.desired.get_mut(object) {
                 *count -= 1;
@@ -106,6 +107,7 @@ impl AppliedState {
             }
             *count += 1;
         }
+
         let touched = added.objects.iter().map(|(object, _)| *object).collect();
         if !added.excluded.is_empty() {
             self.excluded.insert(key.clone(), std::mem::take(&mut added.excluded));
@@ -120,15 +122,19 @@ impl AppliedState {
     }
 
     /// Whether a UDP service port loses an external VIP or node port that leads to its marks, and has others, in these
-    /// entries. IPVS would let the flows to it go on to endpoints that stay, so the others get marks of a new id, and
-    /// all flows to the old ones end. Connections of other protocols to VIPs that stay would be cut.
+    /// entries. IPVS would let the flows to it go on to endpoints that stay, so the other VIPs get marks of a new id,
+    /// and all flows with the old marks end. Other protocols keep their id, because connections to VIPs that stay would
+    /// be cut.
     pub(crate) fn withdraws(&self, key: &ServicePortKey, vip_entries: &[Object]) -> bool {
-        let Some(id) = self.ids.get(key).filter(|_| key.protocol == Protocol::Udp) else { return false };
+        if key.protocol != Protocol::Udp {
+            return false;
+        }
+        let Some(id) = self.ids.get(key) else { return false };
+        let Some(old) = self.service_ports.get(key) else { return false };
+
         let kept: HashSet<&Object> = vip_entries.iter().collect();
-        let is_lost =
-            |object: &Object| !kept.contains(object) && self.observed.get(object).and_then(ids::id) == Some(id);
-        let old = self.service_ports.get(key).into_iter().flat_map(|desired| &desired.objects);
-        old.into_iter().any(|(object, _)| is_lost(object))
+        let leads_to_its_marks = |object: &Object| self.observed.get(object).and_then(ids::id) == Some(id);
+        old.objects.iter().any(|(object, _)| !kept.contains(object) && leads_to_its_marks(object))
     }
 
     /// The number of objects that change when a service port gets these.
@@ -137,10 +143,12 @@ impl AppliedState {
             Some(observed) => observed != value,
             None => !value.is_established(),
         };
+        let changed = desired.objects.iter().filter(differs).count();
+
+        let Some(old) = self.service_ports.get(key) else { return changed };
         let new: HashSet<&Object> = desired.objects.iter().map(|(object, _)| object).collect();
-        let old = self.service_ports.get(key).map(|old| &old.objects[..]).unwrap_or_default();
-        let gone = old.iter().filter(|(object, _)| !new.contains(object) && self.observed.contains_key(object));
-        desired.objects.iter().filter(differs).count() + gone.count()
+        let is_gone = |object: &Object| !new.contains(object) && self.observed.contains_key(object);
+        changed + old.objects.iter().filter(|(object, _)| is_gone(object)).count()
     }
 
     /// From now on, objects that no service port needs are leftovers.
@@ -153,7 +161,10 @@ impl AppliedState {
     /// The service ports that need each of these objects.
     pub(crate) fn owners(&self, objects: &HashSet<Object>) -> HashMap<Object, Vec<ServicePortKey>> {
         let mut owners: HashMap<Object, Vec<ServicePortKey>> = HashMap::new();
-        for (key, desired) in self.service_ports.iter().filter(|_| !objects.is_empty()) {
+        if objects.is_empty() {
+            return owners;
+        }
+        for (key, desired) in &self.service_ports {
             for (object, _) in desired.objects.iter().filter(|(object, _)| objects.contains(object)) {
                 owners.entry(*object).or_default().push(key.clone());
             }
@@ -161,10 +172,11 @@ impl AppliedState {
         owners
     }
 
-    /// Records that operations were executed, but for those that were rejected.
+    /// Records that operations were executed, except for rejected ones.
     pub(crate) fn commit(&mut self, operations: &[Operation], rejected: &HashMap<usize, Rejected>) -> Result<()> {
         let objects = rejected.keys().filter_map(|index| Some(*operations.get(*index)?.object())).collect();
         let owners = self.owners(&objects);
+
         for (index, operation) in operations.iter().enumerate() {
             let object = *operation.object();
             let Some(Rejected { reason, instead }) = rejected.get(&index) else {
@@ -174,6 +186,7 @@ impl AppliedState {
                 }
                 continue;
             };
+
             for owner in owners.get(&object).with_context(|| reason.clone())? {
                 match instead {
                     Some(_) => drop(self.degraded.entry(owner.clone()).or_insert_with(|| reason.clone())),
@@ -187,18 +200,20 @@ impl AppliedState {
         Ok(())
     }
 
-    /// Records that these objects were made what they should be, or could not be deleted yet.
+    /// Records which of these objects, after a commit, still wait for their deletion.
     pub(crate) fn commit_leftovers(&mut self, touched: BTreeSet<Object>) {
         for object in touched {
-            let unneeded = self.observed.get(&object).filter(|_| !self.desired.contains_key(&object));
-            let is_draining = matches!(unneeded, Some(Value::Weight(Weight::Draining(_))));
-            if is_draining {
+            let is_needed = self.desired.contains_key(&object);
+            let unneeded = if is_needed { None } else { self.observed.get(&object) };
+            if let Some(Value::Weight(Weight::Draining(_))) = unneeded {
                 self.draining.insert(object);
-            } else {
-                self.draining.remove(&object);
-                self.idle.remove(&object);
+                self.leftovers.remove(&object);
+                continue;
             }
-            if unneeded.is_some() && !is_draining {
+
+            self.draining.remove(&object);
+            self.idle.remove(&object);
+            if unneeded.is_some() {
                 self.leftovers.insert(object);
             } else {
                 self.leftovers.remove(&object);
@@ -208,11 +223,13 @@ impl AppliedState {
 
     /// The virtual servers with destinations that drain.
     pub(crate) fn draining_servers(&self) -> HashSet<VirtualServerKey> {
-        let server = |object: &Object| match object {
-            Object::Destination(server, _) => Some(*server),
-            _ => None,
-        };
-        self.draining.iter().filter_map(server).collect()
+        let mut servers = HashSet::new();
+        for object in &self.draining {
+            if let Object::Destination(server, _) = object {
+                servers.insert(*server);
+            }
+        }
+        servers
     }
 
     /// The virtual servers that no service port needs any more, and that stay until their connections have ended.
@@ -231,15 +248,18 @@ impl Applied for AppliedState {
     }
 
     fn failures(&self) -> Vec<ServicePortFailure> {
-        let excluded = self.excluded.iter().map(|(key, addresses)| {
+        let mut failures = Vec::new();
+        for (key, addresses) in &self.excluded {
             let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-            (key, format!("{} is excluded by --ipvs-exclude-cidrs", addresses.join(", ")))
-        });
-        let degraded = self.degraded.iter().map(|(key, reason)| (key, reason.clone()));
-        let permanent = excluded.chain(degraded);
-        let permanent = permanent.map(|(key, reason)| ServicePortFailure::rejected(key.clone(), reason).permanent());
-        let rejections =
-            self.rejections.iter().map(|(key, reason)| ServicePortFailure::rejected(key.clone(), reason.clone()));
-        permanent.chain(rejections).collect()
+            let reason = format!("{} is excluded by --ipvs-exclude-cidrs", addresses.join(", "));
+            failures.push(ServicePortFailure::rejected(key.clone(), reason).permanent());
+        }
+        for (key, reason) in &self.degraded {
+            failures.push(ServicePortFailure::rejected(key.clone(), reason.clone()).permanent());
+        }
+        for (key, reason) in &self.rejections {
+            failures.push(ServicePortFailure::rejected(key.clone(), reason.clone()));
+        }
+        failures
     }
 }

@@ -1,4 +1,4 @@
-//! The IPVS part of the driver: reads what the kernel contains, computes the desired objects, executes the difference.
+//! The IPVS part of the driver: reads the objects in the kernel, computes the desired objects, executes the difference.
 //! There are no transactions, so each operation is accepted or rejected on its own.
 
 #[cfg(test)]
@@ -7,7 +7,6 @@ mod watch;
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
-    mem,
     net::IpAddr,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -46,33 +45,41 @@ pub struct IpvsDataPlane<K> {
     families: UsableFamilies,
     /// When the kernel is compared with the applied state next.
     next_check: Instant,
-    /// When the rules are, which takes a program.
+    /// When the rules are compared next, which takes a program.
     next_rules_check: Instant,
     /// When a transaction begins with a check, if there was none until then.
     overdue_at: Instant,
     /// How many destinations may drain before a transaction removes those without connections.
     max_draining: usize,
-    /// When draining destinations are deleted at the latest, by the time that the kernel stores for each of them. The
-    /// wall clock, which that time is of, may jump.
+    /// When draining destinations are deleted at the latest, by the time that the kernel stores for each of them. That
+    /// time is of the wall clock, which may jump.
     drain_deadlines: HashMap<(Object, u32), Instant>,
-    /// Whether a check has begun to remove destinations, and has not finished: what it has removed is unknown if it has
-    /// failed or was cancelled.
+    /// Whether a check has begun to remove destinations, and has not finished. If it has failed or was cancelled, the
+    /// destinations that it has removed are unknown.
     is_removing: bool,
 }
 
 /// The most virtual servers that no Service needs any more whose connections a transaction reads. Checks read all.
 const MAX_UNNEEDED_SERVERS: usize = 256;
 
-/// What a call of [`IpvsDataPlane::change`] has done.
-#[derive(Clone, Copy, Debug, Default)]
+/// The operations that a call of [`IpvsDataPlane::change`] has executed.
+#[derive(Clone, Copy, Debug)]
 struct Executed {
     operations: usize,
-    /// Those for service ports.
+    /// The operations for service ports among them.
     touched: usize,
     /// Whether operations for service ports are left.
     is_truncated: bool,
     /// Whether deletions of unneeded objects are left.
     has_leftovers: bool,
+}
+
+/// The operations that were executed for some objects.
+#[derive(Clone, Copy, Debug)]
+struct ExecutedPart {
+    operations: usize,
+    /// Whether operations are left.
+    is_truncated: bool,
 }
 
 #[expect(private_bounds, reason = "only this crate calls these methods")]
@@ -104,6 +111,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
                 self.families.programmed();
                 return Ok((rules, total));
             }
+
             for UnusableFamily { family, reason, is_permanent } in unusable {
                 if is_permanent {
                     self.families.unavailable(family, reason)?;
@@ -114,8 +122,8 @@ impl<K: Kernel> IpvsDataPlane<K> {
         }
     }
 
-    /// Makes these objects what they should be, with at most `budget` operations, then deletes those that wait for it,
-    /// with at most `total` operations together. An operation that was executed needs none of the later ones.
+    /// Programs these objects with at most `budget` operations. Then deletes idle and other unneeded objects, with at
+    /// most `total` operations together. A limit may end the operations anywhere, because none needs a later one.
     async fn change(
         &mut self,
         applied: &mut AppliedState,
@@ -123,58 +131,85 @@ impl<K: Kernel> IpvsDataPlane<K> {
         budget: usize,
         total: usize,
     ) -> Result<Executed> {
-        let drain = self.settings.drain;
-        let until = (!drain.is_zero()).then(|| now() + seconds(drain));
-        let mut executed = Executed::default();
-        let is_small = touched.len() + applied.idle.len() + applied.leftovers.len() <= total;
-        if is_small {
+        if touched.len() + applied.idle.len() + applied.leftovers.len() <= total {
             touched.extend(&applied.idle);
             touched.extend(&applied.leftovers);
+            let ExecutedPart { operations, is_truncated } = self.change_part(applied, touched, total).await?;
+            return Ok(Executed { operations, touched: operations, is_truncated, has_leftovers: false });
         }
-        let parts = if is_small { 1 } else { 3 };
-        for part in 0..parts {
-            let (objects, limit) = match part {
-                0 if is_small => (mem::take(&mut touched), total),
-                0 => (mem::take(&mut touched), budget),
-                1 => (applied.idle.iter().copied().collect(), total.min(executed.operations + total / 2)),
-                _ => (applied.leftovers.clone(), total),
-            };
-            let desired = |object: &Object| applied.desired(object);
-            let mut operations = plan(&applied.observed, desired, &objects, Drain { until, idle: &applied.idle });
-            let left = limit - executed.operations;
-            if operations.len() > left {
-                operations.truncate(left);
-                if part == 0 { executed.is_truncated = true } else { executed.has_leftovers = true }
-            }
-            if !operations.is_empty() {
-                let rejected = self.kernel.commit(operations.clone()).await.context("change the kernel")?;
-                applied.commit(&operations, &rejected)?;
-                self.record_drains(&operations);
-            }
-            executed.operations += operations.len();
-            if part == 0 {
-                executed.touched = operations.len();
-            }
-            applied.commit_leftovers(objects);
-        }
-        Ok(executed)
+
+        let changed = self.change_part(applied, touched, budget).await?;
+        let mut left = total - changed.operations;
+        let idle = applied.idle.iter().copied().collect();
+        let drained = self.change_part(applied, idle, left.min(total / 2)).await?;
+        left -= drained.operations;
+        let leftovers = applied.leftovers.clone();
+        let deleted = self.change_part(applied, leftovers, left).await?;
+        Ok(Executed {
+            operations: changed.operations + drained.operations + deleted.operations,
+            touched: changed.operations,
+            is_truncated: changed.is_truncated,
+            has_leftovers: drained.is_truncated || deleted.is_truncated,
+        })
     }
 
+    /// Programs or deletes these objects, with at most `limit` operations.
+    async fn change_part(
+        &mut self,
+        applied: &mut AppliedState,
+        objects: BTreeSet<Object>,
+        limit: usize,
+    ) -> Result<ExecutedPart> {
+        let drain = self.settings.drain;
+        let until = if drain.is_zero() { None } else { Some(now() + seconds(drain)) };
+        let desired = |object: &Object| applied.desired(object);
+        let mut operations = plan(&applied.observed, desired, &objects, Drain { until, idle: &applied.idle });
+        let is_truncated = operations.len() > limit;
+        operations.truncate(limit);
+
+        if !operations.is_empty() {
+            let rejected = self.kernel.commit(operations.clone()).await.context("change the kernel")?;
+            applied.commit(&operations, &rejected)?;
+            self.record_drains(&operations);
+        }
+        applied.commit_leftovers(objects);
+        Ok(ExecutedPart { operations: operations.len(), is_truncated })
+    }
+
+    /// Deletes the drained destinations of unneeded virtual servers, which do not wait for the next check. Returns the
+    /// number of operations, at most `limit`.
+    async fn delete_unneeded(&mut self, applied: &mut AppliedState, limit: usize) -> Result<usize> {
+        let unneeded = applied.unneeded_servers().take(MAX_UNNEEDED_SERVERS).collect();
+        let idle = self.drained(applied, unneeded).await?;
+        if idle.is_empty() {
+            return Ok(0);
+        }
+
+        applied.idle = idle;
+        let deleted = self.change(applied, BTreeSet::new(), 0, limit).await?;
+        applied.has_leftovers = deleted.has_leftovers;
+        Ok(deleted.operations)
+    }
+
+    /// The desired objects of a service port. Gives it an id for its marks, or releases the id.
     fn desired(&self, change: &Change<'_>, key: &ServicePortKey, applied: &mut AppliedState) -> Result<Desired> {
         let state = change.state;
         let Some(service_port) = state.service_port(key) else {
             applied.ids.release(key);
             return Ok(Desired::default());
         };
+
         let owns = |family, vip: &_| self.families.contains(family) && change.owns(key, family, vip);
         let entries = marked_entries(state, owns, key);
         if entries.is_empty() || applied.withdraws(key, &entries) {
             applied.ids.release(key);
         }
-        let id = match entries.is_empty() {
-            true => 0,
-            false => applied.ids.give(key, &applied.observed).context("there are more service ports than marks")?,
+        let id = if entries.is_empty() {
+            0
+        } else {
+            applied.ids.give(key, &applied.observed).context("there are more service ports than marks")?
         };
+
         let node_ports = self.node_port_addresses(state, &applied.foreign_addresses);
         let context = Context {
             settings: &self.settings,
@@ -202,6 +237,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
             if last.as_ref() == Some(&name) {
                 continue;
             }
+
             let ports = state.ports_of(&name).map(|(_, service)| service);
             let new = excess(ports, &state.node().addresses, &node_ports);
             let before = match new {
@@ -230,21 +266,23 @@ impl<K: Kernel> IpvsDataPlane<K> {
 
     /// The virtual servers at cluster IPs that should exist are ours, even if another process created them.
     fn ours(&self, state: &NodeState) -> Ours {
-        let ports = state.service_ports().values().map(|service_port| &service_port.port);
-        let servers = ports.flat_map(|port| {
-            let addresses = IpFamily::ALL.into_iter().filter_map(|family| port.cluster_ips[family]);
-            addresses
-                .map(move |address| VirtualServerKey::Address(port.key.protocol, (address, port.port.get()).into()))
-        });
-        Ours { desired: servers.collect(), exclude: self.settings.exclude.clone() }
+        let mut desired = HashSet::new();
+        for service_port in state.service_ports().values() {
+            let port = &service_port.port;
+            for address in IpFamily::ALL.into_iter().filter_map(|family| port.cluster_ips[family]) {
+                desired.insert(VirtualServerKey::Address(port.key.protocol, (address, port.port.get()).into()));
+            }
+        }
+        Ours { desired, exclude: self.settings.exclude.clone() }
     }
 
     /// The rules; none of a family that the kernel cannot program.
     fn rules(&self, state: &NodeState) -> PerFamily<Vec<ChainSpec>> {
-        PerFamily::from_fn(|family| match self.families.contains(family) {
-            true => rules(family, &self.settings.dataplane, state.node(), state.cluster()),
-            false => Vec::new(),
-        })
+        let mut chains = PerFamily::<Vec<ChainSpec>>::default();
+        for family in self.families.iter() {
+            chains[family] = rules(family, &self.settings.dataplane, state.node(), state.cluster());
+        }
+        chains
     }
 }
 
@@ -259,10 +297,12 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
         self.is_removing = false;
         self.overdue_at = Instant::now() + watch::MAX_DELAY;
         let (rules, writes) = self.prepare(state).await?;
+
         let listing = self.kernel.list(self.ours(state)).await.context("list our objects")?;
         let Listing { mut objects, elsewhere } = listing;
         self.forget_other_drains(&objects);
         objects.retain(|object, _| self.families.contains(object.family()));
+
         let mut applied = AppliedState::new(objects, rules, elsewhere);
         let entries_of_ids = count_ids(applied.observed.values());
         for key in state.service_ports().keys() {
@@ -273,8 +313,9 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
         Ok(Synced { applied, writes })
     }
 
-    /// What waits for its deletion has a share: changes that follow each other without a pause would leave nothing for
-    /// it. More destinations begin to drain than are added then, and more idle ones are deleted than begin to drain.
+    /// Objects that wait for their deletion have a share, because changes that follow each other without a pause would
+    /// leave nothing for them. More destinations begin to drain than are added then, and more idle destinations are
+    /// deleted than begin to drain.
     fn budget(&self, applied: &AppliedState) -> usize {
         let others = MAX_TRANSACTION_WRITES - applied.idle.len().min(MAX_TRANSACTION_WRITES / 2);
         let leftovers = if applied.has_leftovers { applied.leftovers.len() } else { 0 };
@@ -298,45 +339,41 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
         if is_overdue || applied.draining.len() >= self.max_draining && applied.idle.is_empty() {
             applied.idle = self.all_drained(applied).await?;
         }
+
         let mut writes = 0;
         if *facts && self.rules(state) != applied.rules {
             let (rules, prepared) = self.prepare(state).await?;
             writes += prepared;
             applied.rules = rules;
         }
+
+        let mut all_desired = Vec::with_capacity(service_ports.len());
+        for key in service_ports {
+            all_desired.push((key, self.desired(change, key, applied)?));
+        }
         let mut touched = BTreeSet::new();
-        let desired = service_ports.iter().map(|key| Ok((key, self.desired(change, key, applied)?)));
-        let desired = desired.collect::<Result<Vec<_>>>()?;
-        // One service port may take what another one gives up.
+        // All service ports are removed before the first is added again, because one may take a VIP of another.
         for key in service_ports {
             touched.extend(applied.remove(key));
         }
-        for (key, desired) in desired {
+        for (key, desired) in all_desired {
             touched.extend(applied.add(key, desired));
         }
         if *is_last && applied.is_reconciling {
             applied.complete();
         }
+
         let total = MAX_TRANSACTION_WRITES.max(*budget);
         let executed = self.change(applied, touched, *budget, total).await?;
-        let Executed { operations, touched, is_truncated, has_leftovers } = executed;
-        if is_truncated {
+        applied.has_leftovers = executed.has_leftovers;
+        if executed.is_truncated {
             // The driver concludes from the writes how much of the service ports is left.
-            applied.has_leftovers = has_leftovers;
-            return Ok(CommitOutcome::Committed { writes: writes + touched, unfinished: service_ports.clone() });
+            writes += executed.touched;
+            return Ok(CommitOutcome::Committed { writes, unfinished: service_ports.clone() });
         }
-        writes += operations;
-        applied.has_leftovers = has_leftovers;
-        // Destinations of virtual servers that are no longer needed do not wait for the next check.
-        if !applied.is_reconciling && applied.idle.is_empty() && operations < total {
-            let unneeded = applied.unneeded_servers().take(MAX_UNNEEDED_SERVERS).collect();
-            let idle = self.drained(applied, unneeded).await?;
-            if !idle.is_empty() {
-                applied.idle = idle;
-                let removed = self.change(applied, BTreeSet::new(), 0, total - operations).await?;
-                writes += removed.operations;
-                applied.has_leftovers = removed.has_leftovers;
-            }
+        writes += executed.operations;
+        if !applied.is_reconciling && applied.idle.is_empty() && executed.operations < total {
+            writes += self.delete_unneeded(applied, total - executed.operations).await?;
         }
         Ok(CommitOutcome::Committed { writes, unfinished: Vec::new() })
     }
@@ -353,8 +390,11 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
 
     fn node_dependents(&self, before: &NodeInfo, after: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {
         // Source ranges may contain the addresses, and with session affinity there are virtual servers at them.
-        let depends = |port: &ServicePort| !port.source_ranges.is_empty() || port.affinity_seconds.is_some();
-        (before.addresses != after.addresses).then_some(depends)
+        if before.addresses != after.addresses {
+            Some(|port| !port.source_ranges.is_empty() || port.affinity_seconds.is_some())
+        } else {
+            None
+        }
     }
 
     fn families(&self) -> &UsableFamilies {

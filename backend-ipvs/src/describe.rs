@@ -11,33 +11,40 @@ use crate::{
     plan::{Objects, Operation},
 };
 
-/// The differences that operations would make. `owners`: the service ports that want each object.
+/// The differences that operations would make. `owners`: the service ports that need each object.
 pub(crate) fn differences(
     operations: &[Operation],
     observed: &Objects,
     owners: &HashMap<Object, Vec<ServicePortKey>>,
 ) -> Vec<Difference> {
-    let differences = operations.iter().map(|operation| {
+    let mut differences = Vec::with_capacity(operations.len());
+    for operation in operations {
         let object = operation.object();
-        let (kind, value) = match operation {
-            Operation::Add(_, value) => (DifferenceKind::Add, describe_value(value)),
-            Operation::Change(_, value) => {
-                let old = observed.get(object).map(describe_value).unwrap_or_default();
-                (DifferenceKind::Change, format!("{old} -> {}", describe_value(value)))
-            }
-            Operation::Remove(_) => (DifferenceKind::Remove, String::new()),
-        };
-        let subsystem = match object {
-            Object::SetEntry(..) => "ipset",
-            Object::Address(_) => "links",
-            Object::Server(_) | Object::Destination(..) => "IPVS",
-        };
-        let text = if value.is_empty() { object.to_string() } else { format!("{object}: {value}") };
         // One of the service ports that share the object.
         let owner = owners.get(object).and_then(|keys| keys.first());
-        Difference::new(kind, subsystem, text).of(owner)
-    });
-    differences.collect()
+        differences.push(difference(operation, observed.get(object)).of(owner));
+    }
+    differences
+}
+
+/// The difference that an operation would make. `old`: the value of its object before.
+fn difference(operation: &Operation, old: Option<&Value>) -> Difference {
+    let object = operation.object();
+    let subsystem = match object {
+        Object::SetEntry(..) => "ipset",
+        Object::Address(_) => "links",
+        Object::Server(_) | Object::Destination(..) => "IPVS",
+    };
+    let (kind, value) = match operation {
+        Operation::Add(_, value) => (DifferenceKind::Add, describe_value(value)),
+        Operation::Change(_, value) => {
+            let old = old.map(describe_value).unwrap_or_default();
+            (DifferenceKind::Change, format!("{old} -> {}", describe_value(value)))
+        }
+        Operation::Remove(_) => (DifferenceKind::Remove, String::new()),
+    };
+    let text = if value.is_empty() { object.to_string() } else { format!("{object}: {value}") };
+    Difference::new(kind, subsystem, text)
 }
 
 fn describe_value(value: &Value) -> String {

@@ -1,4 +1,4 @@
-//! Which service port has which id in its marks.
+//! The ids of service ports in their marks.
 
 use std::collections::{HashMap, HashSet};
 
@@ -31,9 +31,10 @@ impl Ids {
     ) {
         let counts = count_ids(vip_entries.iter().filter_map(|entry| observed.get(entry)));
         let is_complete = |id: u32| counts.get(&id) == entries_of_ids.get(&id);
+
         let free = counts.iter().filter(|(id, _)| !self.used.contains(id));
         let kept = free.filter(|(id, _)| key.protocol != Protocol::Udp || is_complete(**id));
-        // Others are of VIPs that belonged to another service port.
+        // Entries with other ids are of VIPs that belonged to another service port.
         if let Some((id, _)) = kept.max_by_key(|(id, count)| (is_complete(**id), **count, **id)) {
             self.used.insert(*id);
             self.by_key.insert(key.clone(), *id);
@@ -84,8 +85,14 @@ pub(crate) fn id(value: &Value) -> Option<u32> {
 
 /// Whether a virtual server exists for a mark with this id.
 fn serves(observed: &Objects, id: u32) -> bool {
-    let marks =
-        Protocol::ALL.into_iter().flat_map(|protocol| MarkKind::ALL.map(|kind| Mark::new(id, protocol, kind).raw()));
-    let mut servers = marks.flat_map(|mark| IpFamily::ALL.map(|family| VirtualServerKey::FwMark(family, mark)));
-    servers.any(|server| observed.contains_key(&Object::Server(server)))
+    for protocol in Protocol::ALL {
+        for kind in MarkKind::ALL {
+            let mark = Mark::new(id, protocol, kind).raw();
+            let has_server = |family| observed.contains_key(&Object::Server(VirtualServerKey::FwMark(family, mark)));
+            if IpFamily::ALL.into_iter().any(has_server) {
+                return true;
+            }
+        }
+    }
+    false
 }

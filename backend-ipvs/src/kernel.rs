@@ -1,5 +1,5 @@
 //! The interface to the kernel: prepare it, list our objects, change them. Implemented over netlink, and for
-//! tests as a fake that checks what the kernel checks.
+//! tests as a fake that makes the checks of the kernel.
 
 #[cfg(any(test, feature = "testing"))]
 #[cfg_attr(not(test), allow(dead_code, reason = "tests use all of it"))]
@@ -33,23 +33,23 @@ pub(crate) const DEVICE: &str = backend::dataplane::IPVS_DEVICE;
 
 /// Virtual servers, sets, addresses and rules.
 pub(crate) trait Kernel: Send + 'static {
-    /// Creates the base objects that are missing: settings, sets, the device, rules. Those of a family without rules
-    /// are left as they are.
+    /// Creates the base objects that are missing: settings, sets, the device, rules. The base objects of a family
+    /// without rules are left as they are.
     fn prepare(&mut self, rules: PerFamily<Vec<ChainSpec>>) -> impl Future<Output = Result<Prepared>> + Send;
 
     /// All our objects.
     fn list(&mut self, ours: Ours) -> impl Future<Output = Result<Listing>> + Send;
 
-    /// Executes operations, each on its own. Returns those that were rejected, by their indices.
+    /// Executes operations, each on its own. Returns the rejected ones by their indices.
     fn commit(&mut self, operations: Vec<Operation>) -> impl Future<Output = Result<HashMap<usize, Rejected>>> + Send;
 
     /// The connection counts of the destinations of these virtual servers.
     fn connections(&mut self, servers: Vec<VirtualServerKey>) -> impl Future<Output = Result<ConnectionCounts>> + Send;
 
-    /// What there is, without details, which is fast.
+    /// Our objects in the kernel without details, which is fast.
     fn summary(&mut self) -> impl Future<Output = Result<Summary>> + Send;
 
-    /// Whether the rules are what they should be.
+    /// Whether the kernel has these rules.
     fn has_rules(&mut self, rules: PerFamily<Vec<ChainSpec>>) -> impl Future<Output = Result<bool>> + Send;
 
     /// Whether a set of ours exists. Loads no module.
@@ -62,16 +62,16 @@ pub(crate) trait Kernel: Send + 'static {
     fn cleanup(&mut self, ours: Ours) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// The base objects are there.
+/// The result of [`Kernel::prepare`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Prepared {
-    /// How many were missing.
+    /// How many base objects were missing.
     pub(crate) writes: usize,
     /// The families that cannot be prepared.
     pub(crate) unusable: Vec<UnusableFamily>,
 }
 
-/// A family for which something is missing.
+/// A family whose base objects cannot be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnusableFamily {
     pub(crate) family: IpFamily,
@@ -80,10 +80,11 @@ pub(crate) struct UnusableFamily {
     pub(crate) is_permanent: bool,
 }
 
-/// Which virtual servers are ours: those with a mark of ours, at an address of our device, at a VIP or node port in our
-/// sets, and those that should exist; but none in the excluded ranges.
+/// Which virtual servers are ours: with a mark of ours, at an address of our device, at a VIP or node port in our sets,
+/// or desired; but none in the excluded ranges.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ours {
+    /// The virtual servers at cluster IPs that should exist.
     pub(crate) desired: HashSet<VirtualServerKey>,
     pub(crate) exclude: Vec<IpNet>,
 }
@@ -131,25 +132,28 @@ pub(crate) struct Summary {
 // === impl Ours ===
 
 impl Ours {
-    /// Whether a virtual server is ours, given our addresses and set entries. If another process removes all of these
-    /// while a virtual server drains that no Service needs any more, nothing tells it from other people's: it stays.
+    /// Whether a virtual server is ours, given our addresses and set entries. If another process removes all addresses
+    /// and entries of an unneeded virtual server while it drains, it cannot be told from those of other programs, and
+    /// stays.
     pub(crate) fn has(&self, server: &VirtualServerKey, objects: &Objects) -> bool {
         let (protocol, ip, port) = match server {
             VirtualServerKey::FwMark(_, mark) => return Mark::from_raw(*mark).is_some(),
             VirtualServerKey::Address(protocol, address) => (*protocol, address.ip(), address.port()),
         };
+        if self.excludes(&ip) {
+            return false;
+        }
+
         let family = IpFamily::of(&ip);
-        let has_entries = |content, entries: &[IpsetEntry]| {
-            let mut entries = entries.iter().map(|entry| Object::SetEntry(SetId { content, family }, *entry));
-            entries.any(|entry| objects.contains_key(&entry))
-        };
         let node_port = Vip::NodePort { port, protocol };
-        !self.excludes(&ip)
-            && (self.desired.contains(server)
-                || objects.contains_key(&Object::Address(ip))
-                || has_entries(SetContent::Addresses, &[set::address(ip)])
-                || has_entries(SetContent::Vips, &[set::socket(ip, protocol, port)])
-                || has_entries(SetContent::NodePorts, &set::vip_entries(&node_port, family)))
+        let has_any = |content, entries: &[IpsetEntry]| {
+            entries.iter().any(|entry| objects.contains_key(&Object::SetEntry(SetId { content, family }, *entry)))
+        };
+        self.desired.contains(server)
+            || objects.contains_key(&Object::Address(ip))
+            || has_any(SetContent::Addresses, &[set::address(ip)])
+            || has_any(SetContent::Vips, &[set::socket(ip, protocol, port)])
+            || has_any(SetContent::NodePorts, &set::vip_entries(&node_port, family))
     }
 
     /// Whether an address is in an excluded range.

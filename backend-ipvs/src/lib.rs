@@ -30,10 +30,12 @@
 //! passed. The deadline is stored in the kernel (in the thresholds of the destination), so that a restart changes
 //! nothing. A UDP destination keeps its flows at weight 0 for as long as its endpoint serves.
 //!
-//! IPVS has no transactions: a change is a sequence of operations, ordered so that nothing that stays is missing in
-//! between. From the inside out: `mark`, `set`, `object`, `desired`, `plan` (the difference, in a safe order), `ids`,
-//! `kernel`, `applied` (which also has what was observed); `data_plane` puts them together for the driver.
-//! `view` lists what is programmed.
+//! IPVS has no transactions: a change is a sequence of operations, ordered so that no object that stays is missing in
+//! between. How a change becomes operations, from the inside out: a module uses only those to its left.
+//!
+//! ```text
+//!  mark, set ─▶ object ─▶ desired ─▶ plan ─▶ ids ─▶ kernel ─▶ applied ─▶ data_plane, for the driver
+//! ```
 
 mod applied;
 mod data_plane;
@@ -74,7 +76,7 @@ pub type Ipvs = Driver<IpvsDataPlane<Netlink>>;
 /// Opens the backend for the network namespace of the calling thread. It changes nothing before the first reconcile.
 ///
 /// # Errors
-/// When a netlink socket could not be opened or a thread not be started.
+/// If a netlink socket could not be opened or a thread could not be started.
 pub fn open(settings: Settings) -> Result<Ipvs> {
     Ok(Driver::new(IpvsDataPlane::new(open_kernel(&settings)?, settings)))
 }
@@ -82,7 +84,7 @@ pub fn open(settings: Settings) -> Result<Ipvs> {
 /// The families that we have programmed; none if iptables is not installed.
 ///
 /// # Errors
-/// When the rules could not be read.
+/// If the rules could not be read.
 pub async fn programmed_families() -> Result<Vec<IpFamily>> {
     let counts = open_kernel(&Settings::default())?.run(|_| rules::count()).await??;
     let has_chains = |family: &IpFamily| counts.iter().any(|(_, of, chains)| of == family && *chains > 0);
@@ -93,7 +95,7 @@ pub async fn programmed_families() -> Result<Vec<IpFamily>> {
 /// kernel has no IPVS.
 ///
 /// # Errors
-/// When the kernel could not be read.
+/// If the kernel could not be read.
 pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
     let (objects, connections) = open_kernel(&Settings::default())?.run(Worker::objects_and_connections).await??;
     Ok(view::view(&objects, &connections))
@@ -103,7 +105,7 @@ pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
 /// `exclude`: see [`Settings::exclude`].
 ///
 /// # Errors
-/// When the kernel could not be read.
+/// If the kernel could not be read.
 pub async fn installed_objects(exclude: Vec<IpNet>) -> Result<Vec<InstalledObject>> {
     let mut kernel = open_kernel(&Settings::default())?;
     if !kernel.run(Worker::is_programmed).await?? {
@@ -117,7 +119,7 @@ pub async fn installed_objects(exclude: Vec<IpNet>) -> Result<Vec<InstalledObjec
 /// connections: if it is not zero, call this again when they may have ended.
 ///
 /// # Errors
-/// When the kernel could not be read or changed. It can be repeated.
+/// If the kernel could not be read or changed. It can be repeated.
 pub async fn retire(exclude: Vec<IpNet>) -> Result<u64> {
     let ours = Ours { exclude, ..Ours::default() };
     open_kernel(&Settings::default())?.run(move |worker| worker.retire(&ours)).await?

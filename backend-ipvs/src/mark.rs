@@ -18,7 +18,7 @@ use proto::model::Protocol;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Mark(u32);
 
-/// Selects one of the virtual servers of a service port.
+/// Which of the virtual servers of a service port a mark selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub(crate) enum MarkKind {
@@ -33,6 +33,7 @@ pub(crate) enum MarkKind {
 const TAG: u32 = 0xfa00_0000;
 const TAG_MASK: u32 = 0xff00_0000;
 const KIND_MASK: u32 = 0x3;
+
 /// The highest id of a service port; ids start at 1.
 pub(crate) const MAX_ID: u32 = (1 << 18) - 1;
 
@@ -60,13 +61,14 @@ impl Mark {
     /// The mark of a virtual server of the service port with this id.
     pub(crate) fn new(id: u32, protocol: Protocol, kind: MarkKind) -> Self {
         let protocol = (1..).zip(Protocol::ALL).find(|(_, one)| *one == protocol).map_or(0, |(number, _)| number);
-        let (high, low) = (id >> 10 & 0xff, id & 0x3ff);
+        let high = id >> 10 & 0xff;
+        let low = id & 0x3ff;
         Self(TAG | high << 16 | low << 4 | protocol << 2 | kind as u32)
     }
 
     /// `None` if it is not a mark of this backend.
     pub(crate) fn from_raw(raw: u32) -> Option<Self> {
-        (raw & TAG_MASK == TAG).then_some(Self(raw))
+        if raw & TAG_MASK == TAG { Some(Self(raw)) } else { None }
     }
 
     pub(crate) fn raw(self) -> u32 {

@@ -28,7 +28,7 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub struct Memory(Fake);
 
-/// One behind a gate.
+/// The fake kernel behind a gate, at which a simulation delays or fails each call.
 #[derive(Debug)]
 pub struct Gated {
     kernel: Fake,
@@ -44,27 +44,29 @@ impl MemoryKernel for Memory {
 
     fn content(&self) -> Vec<String> {
         let objects = self.0.objects();
-        // What drains or keeps established flows depends on when it was added and removed, and a mark on which were
-        // free: it stands for its entries.
-        let kept =
-            objects.iter().filter(|(_, value)| !matches!(value, Value::Weight(Weight::Draining(_) | Weight::Of(0))));
+        // The number of a mark depends on the marks that were free: the set entries with the mark stand for it.
         let mut entries = BTreeMap::<u32, BTreeSet<String>>::new();
         for (object, value) in &objects {
             if let Value::Mark(mark) = value {
                 entries.entry(mark.raw()).or_default().insert(format!("{object:?}"));
             }
         }
-        let text = |(object, value): (&Object, &Value)| match (object, value) {
-            (Object::Server(VirtualServerKey::FwMark(family, mark)), value) => {
-                format!("Server({family:?} {:?}) {value:?}", entries.get(mark))
-            }
-            (Object::Destination(VirtualServerKey::FwMark(family, mark), address), value) => {
-                format!("Destination({family:?} {:?}, {address}) {value:?}", entries.get(mark))
-            }
-            (object, Value::Mark(_)) => format!("{object:?} with a mark"),
-            (object, value) => format!("{object:?} {value:?}"),
-        };
-        let mut content: Vec<_> = kept.map(text).collect();
+
+        let mut content = Vec::new();
+        for (object, value) in &objects {
+            content.push(match (object, value) {
+                // Destinations that drain or keep established flows depend on the times of earlier changes.
+                (_, Value::Weight(Weight::Draining(_) | Weight::Of(0))) => continue,
+                (Object::Server(VirtualServerKey::FwMark(family, mark)), value) => {
+                    format!("Server({family:?} {:?}) {value:?}", entries.get(mark))
+                }
+                (Object::Destination(VirtualServerKey::FwMark(family, mark), address), value) => {
+                    format!("Destination({family:?} {:?}, {address}) {value:?}", entries.get(mark))
+                }
+                (object, Value::Mark(_)) => format!("{object:?} with a mark"),
+                (object, value) => format!("{object:?} {value:?}"),
+            });
+        }
         content.sort_unstable();
         content
     }
@@ -79,13 +81,14 @@ impl MemoryKernel for Memory {
 
     /// A rejected virtual server has no name but its address, so that errors always name it.
     fn reject(&self, vips: &BTreeSet<Vip>, _: ErrorDetail) {
-        let servers = vips.iter().filter_map(|vip| match *vip {
-            Vip::AddressPort { address, port, protocol } => {
-                Some(VirtualServerKey::Address(protocol, SocketAddr::new(address, port)))
+        let mut servers = Vec::new();
+        for vip in vips {
+            if let Vip::AddressPort { address, port, protocol } = *vip {
+                let server = VirtualServerKey::Address(protocol, SocketAddr::new(address, port));
+                servers.push(Object::Server(server));
             }
-            Vip::NodePort { .. } | Vip::Address(_) => None,
-        });
-        self.0.reject(servers.map(Object::Server));
+        }
+        self.0.reject(servers);
     }
 
     fn remove_any(&self, number: usize) -> bool {

@@ -21,7 +21,9 @@ pub(crate) enum Object {
     SetEntry(SetId, IpsetEntry),
     /// An address on the device `kube-ipvs0`.
     Address(IpAddr),
+    /// A virtual server.
     Server(VirtualServerKey),
+    /// A destination of a virtual server.
     Destination(VirtualServerKey, SocketAddr),
 }
 
@@ -76,7 +78,7 @@ impl Object {
     }
 }
 
-// === text ===
+// === Text ===
 
 impl fmt::Display for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -26,7 +26,7 @@ use crate::{
 /// Kernel objects by their keys.
 pub(crate) type Objects = BTreeMap<Object, Value>;
 
-/// One change.
+/// One change of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     /// Creates an object.
@@ -46,6 +46,17 @@ pub(crate) struct Drain<'a> {
     pub(crate) idle: &'a HashSet<Object>,
 }
 
+/// The end of an object that no service port needs.
+#[derive(Clone, Debug)]
+enum Removal {
+    /// It is deleted.
+    Delete,
+    /// It stays as it is, because other objects depend on it or its connections have not ended.
+    Keep,
+    /// It stays with another value.
+    Change(Value),
+}
+
 /// The operations for the touched objects. `desired`: the desired value of an object.
 pub(crate) fn plan<'a>(
     observed: &Objects,
@@ -61,6 +72,7 @@ pub(crate) fn plan<'a>(
         operations: Vec::new(),
         at_ports: OnceCell::new(),
     };
+
     let mut unneeded = Vec::new();
     for object in touched.iter().copied() {
         match (observed.get(&object), desired(&object)) {
@@ -71,14 +83,16 @@ pub(crate) fn plan<'a>(
             (None, None) => {}
         }
     }
-    // In reverse order of keys an object is visited after those that depend on it.
+    // In reverse order of keys an object is visited after the objects that depend on it.
     for object in unneeded.into_iter().rev() {
         planner.remove(object, drain);
     }
+
     planner.operations.sort_by_key(Operation::phase);
     planner.operations
 }
 
+/// Collects the operations.
 struct Planner<'a> {
     observed: &'a Objects,
     is_desired: &'a dyn Fn(&Object) -> bool,
@@ -95,39 +109,55 @@ type AtPorts = HashMap<(IpFamily, u8, u16), Vec<VirtualServerKey>>;
 
 impl Planner<'_> {
     fn remove(&mut self, object: Object, drain: Drain<'_>) {
-        match object {
-            Object::Destination(server, _) if protocol(&server) == Some(Protocol::Tcp) => {
-                match (self.observed.get(&object), drain.until) {
-                    _ if drain.idle.contains(&object) => {}
-                    (Some(Value::Weight(Weight::Draining(_))), Some(_)) => return,
-                    (_, Some(until)) => {
-                        return self.change(object, Value::Weight(Weight::Draining(until)));
-                    }
-                    (_, None) => {}
-                }
+        match self.removal(&object, drain) {
+            Removal::Delete => {
+                self.removed.insert(object);
+                self.operations.push(Operation::Remove(object));
             }
-            Object::Server(server) if self.destinations(server) => return,
-            Object::Address(address) if self.serves(address) || self.leads_from(address) => return,
+            Removal::Keep => {}
+            Removal::Change(value) => self.change(object, value),
+        }
+    }
+
+    fn removal(&self, object: &Object, drain: Drain<'_>) -> Removal {
+        match object {
+            Object::Destination(server, _) if protocol(server) == Some(Protocol::Tcp) => {
+                self.drained_removal(object, drain)
+            }
+            Object::Server(server) if self.has_destinations(*server) => Removal::Keep,
+            Object::Address(address) if self.serves(*address) || self.leads_from(*address) => Removal::Keep,
             // The entry stays while a virtual server that depends on it drains, with a verdict for new connections. It
             // also tells whose the virtual server is, if another process has removed the address.
-            Object::SetEntry(SetId { content: SetContent::Addresses, .. }, entry) => {
-                if entry.ip.is_some_and(|ip| self.stays(&Object::Address(ip)) || self.serves(ip)) {
-                    return self.change(object, Value::Mark(Mark::DROP));
-                }
+            Object::SetEntry(SetId { content: SetContent::Addresses, .. }, IpsetEntry { ip: Some(ip), .. })
+                if self.stays(&Object::Address(*ip)) || self.serves(*ip) =>
+            {
+                Removal::Change(Value::Mark(Mark::DROP))
             }
             // The virtual server rejects new connections while it drains, and the address stays.
-            Object::SetEntry(SetId { content: SetContent::Vips, .. }, _) if self.leads_to_draining(&object) => return,
+            Object::SetEntry(SetId { content: SetContent::Vips, .. }, _) if self.leads_to_draining(object) => {
+                Removal::Keep
+            }
             // If the address is another device's, nothing else tells whose the virtual server is.
-            Object::SetEntry(SetId { content: SetContent::Vips, .. }, entry) if self.serves_elsewhere(&entry) => {
-                return self.change(object, Value::Mark(Mark::REJECT));
+            Object::SetEntry(SetId { content: SetContent::Vips, .. }, entry) if self.serves_elsewhere(entry) => {
+                Removal::Change(Value::Mark(Mark::REJECT))
             }
-            Object::SetEntry(SetId { content: SetContent::NodePorts, .. }, entry) if self.serves_node_port(&entry) => {
-                return self.change(object, Value::Mark(Mark::REJECT));
+            Object::SetEntry(SetId { content: SetContent::NodePorts, .. }, entry) if self.serves_node_port(entry) => {
+                Removal::Change(Value::Mark(Mark::REJECT))
             }
-            Object::Destination(..) | Object::Server(_) | Object::Address(_) | Object::SetEntry(..) => {}
+            Object::Destination(..) | Object::Server(_) | Object::Address(_) | Object::SetEntry(..) => Removal::Delete,
         }
-        self.removed.insert(object);
-        self.operations.push(Operation::Remove(object));
+    }
+
+    /// The removal of a destination for TCP, which drains before it is deleted.
+    fn drained_removal(&self, object: &Object, drain: Drain<'_>) -> Removal {
+        let Some(until) = drain.until else { return Removal::Delete };
+        if drain.idle.contains(object) {
+            return Removal::Delete;
+        }
+        match self.observed.get(object) {
+            Some(Value::Weight(Weight::Draining(_))) => Removal::Keep,
+            _ => Removal::Change(Value::Weight(Weight::Draining(until))),
+        }
     }
 
     fn change(&mut self, object: Object, value: Value) {
@@ -165,22 +195,23 @@ impl Planner<'_> {
         self.stays(&server) && !(self.is_desired)(&server)
     }
 
-    /// As [`Self::leads_to_draining`], for any VIP at an address.
+    /// Whether any unneeded VIP at an address leads to a virtual server that stays only to drain.
     fn leads_from(&self, address: IpAddr) -> bool {
         let set = SetId { content: SetContent::Vips, family: IpFamily::of(&address) };
         let first = Object::SetEntry(set, set::address(address));
-        let is_its =
+        let is_at_address =
             |object: &&Object| matches!(object, Object::SetEntry(of, entry) if *of == set && entry.ip == Some(address));
-        let mut vips = self.observed.range(first..).map(|(object, _)| object).take_while(is_its);
+        let mut vips = self.observed.range(first..).map(|(object, _)| object).take_while(is_at_address);
         vips.any(|vip| !(self.is_desired)(vip) && self.leads_to_draining(vip))
     }
 
+    /// Whether the kernel contains an object that is not deleted.
     fn stays(&self, object: &Object) -> bool {
         self.observed.contains_key(object) && !self.removed.contains(object)
     }
 
     /// Whether a destination of a virtual server stays.
-    fn destinations(&self, server: VirtualServerKey) -> bool {
+    fn has_destinations(&self, server: VirtualServerKey) -> bool {
         destinations(self.observed, server).any(|(object, _)| !self.removed.contains(object))
     }
 
@@ -194,6 +225,7 @@ impl Planner<'_> {
     }
 }
 
+/// Indexes the virtual servers at addresses by their ports.
 fn at_ports(objects: &Objects) -> AtPorts {
     let mut ports = AtPorts::new();
     for object in objects.keys() {
@@ -205,10 +237,10 @@ fn at_ports(objects: &Objects) -> AtPorts {
     ports
 }
 
+/// The destinations of a virtual server, with their weights.
 pub(crate) fn destinations(objects: &Objects, server: VirtualServerKey) -> impl Iterator<Item = (&Object, &Value)> {
     let first = Object::Destination(server, SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0));
-    let is_its = move |(object, _): &(&Object, &Value)| matches!(object, Object::Destination(of, _) if *of == server);
-    objects.range(first..).take_while(is_its)
+    objects.range(first..).take_while(move |(object, _)| matches!(object, Object::Destination(of, _) if *of == server))
 }
 
 // === impl Operation ===
@@ -230,8 +262,8 @@ impl Operation {
     }
 
     /// Phases are executed in ascending order. Within a phase only a virtual server has to precede its destinations.
-    /// The address of a VIP is added last: until then the node accepts no packets to it, and then it has all that
-    /// serves and rejects them.
+    /// The address of a VIP is added last, because the node accepts packets to it from then on: by then all objects
+    /// that serve and reject them exist.
     fn phase(&self) -> u8 {
         match self {
             Self::Change(Object::Destination(..), Value::Weight(Weight::Draining(_) | Weight::Of(0))) => 8,

@@ -14,6 +14,7 @@ pub(crate) struct SetId {
     pub(crate) family: IpFamily,
 }
 
+/// The kind of entries of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum SetContent {
     /// Endpoints on this node, as source and destination: connections to themselves are masqueraded.
@@ -39,11 +40,14 @@ pub(crate) enum SetContent {
 
 /// `maxelem`: far more than a cluster has VIPs.
 const MAX_ENTRIES: u32 = 1 << 22;
+
 /// The most entries of [`SetContent::Returning`]: less than 10 MB. When full, endpoints without node name do not reach
 /// themselves until entries time out.
 const MAX_RETURNING: u32 = 65_536;
-/// After how many seconds those time out. They are needed while one packet traverses the rules.
+
+/// The timeout of entries of [`SetContent::Returning`], which are needed while one packet traverses the rules.
 const RETURNING_TIMEOUT_SECONDS: u32 = 5;
+
 /// `hashsize`: the initial size of the hash table. The kernel allocates it for empty sets too, and grows it.
 const HASH_SIZE: u32 = 1024;
 
@@ -94,7 +98,7 @@ impl SetId {
             family: self.family,
             hash_size: HASH_SIZE,
             max_entries: if is_written_by_rules { MAX_RETURNING } else { MAX_ENTRIES },
-            timeout: is_written_by_rules.then_some(RETURNING_TIMEOUT_SECONDS),
+            timeout: if is_written_by_rules { Some(RETURNING_TIMEOUT_SECONDS) } else { None },
             has_marks,
         }
     }
@@ -109,7 +113,7 @@ impl SetContent {
     }
 }
 
-// === entries ===
+// === Entries ===
 
 pub(crate) fn address(ip: IpAddr) -> IpsetEntry {
     IpsetEntry { ip: Some(ip), ..IpsetEntry::default() }

@@ -33,8 +33,8 @@ use crate::{
 pub struct VirtualServer {
     /// Its protocol.
     pub protocol: Protocol,
-    /// The packets that it receives: those to a VIP and its port, or to an address of the node and a node port; or
-    /// those with a mark, which our sets give them.
+    /// The packets that it receives: packets to a VIP and its port, or to an address of the node and a node port; or
+    /// packets with a mark, which our sets give them.
     pub at: VirtualServerKey,
     /// The VIPs in our sets that lead to it; empty for a virtual server at an address.
     pub vips: BTreeSet<Vip>,
@@ -61,35 +61,37 @@ pub struct Destination {
 
 /// The virtual servers among these objects, in the order of their keys.
 pub(crate) fn view(objects: &Objects, connections: &ConnectionCounts) -> Vec<VirtualServer> {
-    let mut vips = vips(objects);
-    let servers = objects.iter().filter_map(|(object, value)| match (object, value) {
-        (Object::Server(server), Value::Scheduling(scheduling)) => Some((*server, scheduling)),
-        _ => None,
-    });
-    let view = servers.filter_map(|(server, scheduling)| {
-        let vips = match server {
-            VirtualServerKey::Address(..) => BTreeSet::new(),
-            VirtualServerKey::FwMark(family, mark) => vips.remove(&(family, Mark::from_raw(mark)?)).unwrap_or_default(),
-        };
-        let destinations = destinations(objects, server).filter_map(|(object, value)| match (object, value) {
-            (Object::Destination(_, address), Value::Weight(weight)) => {
-                Some(destination(*address, *weight, connections.get(&(server, *address))))
+    let mut vips_of_marks = vips_of_marks(objects);
+    let mut servers = Vec::new();
+    for (object, value) in objects {
+        let (Object::Server(server), Value::Scheduling(scheduling)) = (object, value) else { continue };
+        let Some(protocol) = protocol(server) else { continue };
+
+        let mut vips = BTreeSet::new();
+        if let VirtualServerKey::FwMark(family, raw) = server
+            && let Some(mark) = Mark::from_raw(*raw)
+        {
+            vips = vips_of_marks.remove(&(*family, mark)).unwrap_or_default();
+        }
+        let mut of_server = Vec::new();
+        for (object, value) in destinations(objects, *server) {
+            if let (Object::Destination(_, address), Value::Weight(weight)) = (object, value) {
+                of_server.push(destination(*address, *weight, connections.get(&(*server, *address))));
             }
-            _ => None,
-        });
-        Some(VirtualServer {
-            protocol: protocol(&server)?,
-            at: server,
+        }
+        servers.push(VirtualServer {
+            protocol,
+            at: *server,
             vips,
             scheduler: scheduling.scheduler.clone(),
-            destinations: destinations.collect(),
-        })
-    });
-    view.collect()
+            destinations: of_server,
+        });
+    }
+    servers
 }
 
 /// The VIPs that lead to each mark.
-fn vips(objects: &Objects) -> BTreeMap<(IpFamily, Mark), BTreeSet<Vip>> {
+fn vips_of_marks(objects: &Objects) -> BTreeMap<(IpFamily, Mark), BTreeSet<Vip>> {
     let mut vips: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for (object, value) in objects {
         if let (Object::SetEntry(set, entry), Value::Mark(mark)) = (object, value)

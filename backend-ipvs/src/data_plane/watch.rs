@@ -1,5 +1,5 @@
-//! Compares the kernel with the applied state from time to time, because IPVS, ipset and addresses have no
-//! notifications that would do: whether our objects are still there, and whether destinations have drained.
+//! Compares the kernel with the applied state from time to time, because IPVS, ipset and addresses have no sufficient
+//! notifications: whether our objects still exist, and whether destinations have drained.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -22,15 +22,19 @@ use crate::{
     set::SetId,
 };
 
-/// The interval between two checks, if they take no time.
+/// The shortest interval between two checks.
 pub(super) const MIN_INTERVAL: Duration = Duration::from_millis(500);
-/// The longest interval.
+
+/// The longest interval between two checks.
 const MAX_INTERVAL: Duration = Duration::from_secs(30);
-/// The interval in between, as a multiple of the duration of a check: 4 % of a core.
+
+/// The interval between two checks, as a multiple of the duration of a check: 4 % of a core.
 const INTERVAL_FACTOR: u32 = 25;
-/// After this long without a check, because changes arrive without a pause, a transaction begins with one.
+
+/// The longest time without a check while changes arrive without a pause: then a transaction begins with a check.
 pub(super) const MAX_DELAY: Duration = Duration::from_secs(60);
 
+/// The interval after a check of this duration.
 fn interval(took: Duration) -> Duration {
     took.saturating_mul(INTERVAL_FACTOR).clamp(MIN_INTERVAL, MAX_INTERVAL)
 }
@@ -42,11 +46,12 @@ impl<K: Kernel> IpvsDataPlane<K> {
         loop {
             tokio::time::sleep_until(self.next_check).await;
             let begun = Instant::now();
-            // If this one is dropped, which may happen at once, the next one does not follow at once.
+            // If this check is dropped, which may happen at once, the next check does not follow at once.
             self.next_check = begun + MIN_INTERVAL;
             let checked = self.check(applied).await;
             self.next_check = Instant::now() + interval(begun.elapsed());
             self.overdue_at = Instant::now() + MAX_DELAY;
+
             match checked {
                 Ok(None) => {}
                 Ok(Some(drift)) => return drift,
@@ -58,6 +63,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
         }
     }
 
+    /// Compares the kernel with the applied state, and deletes drained destinations.
     async fn check(&mut self, applied: &mut Option<AppliedState>) -> Result<Option<Drift>> {
         let Some(known) = applied else {
             if mem::take(&mut self.is_removing) {
@@ -69,6 +75,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
         if let Some(drift) = self.changed(known).await? {
             return Ok(Some(drift));
         }
+
         known.idle = self.all_drained(known).await?;
         // If the removal fails or is cancelled, the content of the kernel is unknown.
         if !known.idle.is_empty()
@@ -83,8 +90,8 @@ impl<K: Kernel> IpvsDataPlane<K> {
         Ok(None)
     }
 
-    /// What another process has, or may have, changed. Takes over the addresses of other devices if no object depends
-    /// on those that differ.
+    /// The objects that another process has, or may have, changed. Takes over the addresses of other devices if no
+    /// object depends on an address that differs.
     pub(super) async fn changed(&mut self, known: &mut AppliedState) -> Result<Option<Drift>> {
         let summary = self.kernel.summary().await?;
         let mut object = missing(known, &summary);
@@ -92,11 +99,14 @@ impl<K: Kernel> IpvsDataPlane<K> {
             let begun = Instant::now();
             let has_rules = self.kernel.has_rules(known.rules.clone()).await?;
             self.next_rules_check = Instant::now() + interval(begun.elapsed());
-            object = (!has_rules).then_some("rules");
+            if !has_rules {
+                object = Some("rules");
+            }
         }
         if let Some(object) = object {
             return Ok(Some(Drift::Changed { object: object.to_owned(), process: "unknown".to_owned(), pid: 0 }));
         }
+
         let mut differing = summary.elsewhere.symmetric_difference(&known.foreign_addresses);
         let node_ports = &self.settings.dataplane.nodeport_addresses;
         if differing.any(|address| known.has_vip_at(*address) || node_ports.serve(address)) {
@@ -106,8 +116,9 @@ impl<K: Kernel> IpvsDataPlane<K> {
         Ok(None)
     }
 
-    /// As [`Self::drained`], of all virtual servers. A transaction does the same when as many more drain as virtual
-    /// servers have now, so that the cost of a read is in proportion to the changes since the last one.
+    /// As [`Self::drained`], of all virtual servers. A transaction reads them again when as many more destinations
+    /// drain as these virtual servers have now, so that the cost of a read is in proportion to the changes since the
+    /// last read.
     pub(super) async fn all_drained(&mut self, applied: &AppliedState) -> Result<HashSet<Object>> {
         self.forget_other_drains(&applied.observed);
         let servers = applied.draining_servers();
@@ -130,18 +141,20 @@ impl<K: Kernel> IpvsDataPlane<K> {
         if servers.is_empty() {
             return Ok(idle);
         }
+
         let connections = self.kernel.connections(servers.iter().copied().collect()).await?;
         let now = Instant::now();
         for server in servers {
-            let stays = applied.desired(&Object::Server(server)).is_some();
+            let is_needed = applied.desired(&Object::Server(server)).is_some();
             for (object, value) in destinations(&applied.observed, server) {
                 let (Object::Destination(_, address), Value::Weight(Weight::Draining(until))) = (object, value) else {
                     continue;
                 };
                 let Connections { active, inactive } =
                     connections.get(&(server, *address)).copied().unwrap_or_default();
-                let is_idle = self.drain_deadline(*object, *until) <= now || (active == 0 && (inactive == 0 || !stays));
-                if is_idle && applied.draining.contains(object) {
+                let has_ended = active == 0 && (inactive == 0 || !is_needed);
+                let is_over = self.drain_deadline(*object, *until) <= now;
+                if (has_ended || is_over) && applied.draining.contains(object) {
                     idle.insert(*object);
                 }
             }
@@ -158,10 +171,10 @@ impl<K: Kernel> IpvsDataPlane<K> {
         }
     }
 
-    /// Forgets the deadlines of all destinations but those that drain.
+    /// Forgets the deadlines of destinations that do not drain any more.
     pub(super) fn forget_other_drains(&mut self, observed: &Objects) {
-        self.drain_deadlines
-            .retain(|(object, until), _| observed.get(object) == Some(&Value::Weight(Weight::Draining(*until))));
+        let drains = |object: &Object, until| observed.get(object) == Some(&Value::Weight(Weight::Draining(until)));
+        self.drain_deadlines.retain(|(object, until), _| drains(object, *until));
     }
 
     /// When a destination for which the kernel stores this time is deleted at the latest. The wall clock counts only
@@ -172,27 +185,30 @@ impl<K: Kernel> IpvsDataPlane<K> {
     }
 }
 
-/// Which objects of ours are missing.
+/// The kind of our objects of which any are missing, or entries have changed.
 fn missing(applied: &AppliedState, summary: &Summary) -> Option<&'static str> {
     let is_used = |set: &SetId| !applied.rules[set.family].is_empty();
     let mut sets: HashMap<SetId, usize> = SetId::all().filter(is_used).map(|set| (set, 0)).collect();
-    let (mut addresses, mut servers) = (0, true);
+    let mut addresses = 0;
+    let mut has_servers = true;
     for object in applied.observed.keys() {
         match object {
             Object::SetEntry(set, _) => *sets.entry(*set).or_default() += 1,
             Object::Address(_) => addresses += 1,
-            Object::Server(server) => servers &= summary.servers.contains(server),
+            Object::Server(server) => has_servers &= summary.servers.contains(server),
             Object::Destination(..) => {}
         }
     }
-    if summary.sets.iter().filter(|(set, _)| is_used(set)).count() != sets.len()
-        || sets.iter().any(|(set, size)| summary.sets.get(set) != Some(size))
-    {
+
+    let has_all_sets = summary.sets.keys().filter(|set| is_used(set)).count() == sets.len();
+    if !has_all_sets || sets.iter().any(|(set, size)| summary.sets.get(set) != Some(size)) {
         Some("sets")
-    } else if !servers {
+    } else if !has_servers {
         Some("virtual servers")
+    } else if summary.addresses < addresses {
+        // More addresses are no drift, because other processes may have added excluded addresses.
+        Some("addresses")
     } else {
-        // Addresses that are excluded may have been added by other processes.
-        (summary.addresses < addresses).then_some("addresses")
+        None
     }
 }

@@ -94,7 +94,7 @@ pub(crate) fn hooks() -> Vec<Hook> {
     ]
 }
 
-/// What the rules depend on.
+/// Writes the rules of a family on a node.
 struct Writer<'a> {
     family: IpFamily,
     options: &'a DataplaneOptions,
@@ -152,8 +152,8 @@ impl Writer<'_> {
         let bit = self.masquerade_bit();
         let remember = format!("-j CONNMARK --set-xmark {bit}");
         let cluster_ip = Mark::CLUSTER_IP.exactly();
-        let mut rules = Vec::new();
         let effective = self.options.effective(self.node);
+        let mut rules = Vec::new();
         match (effective.masquerade[self.family], &effective.pods[self.family]) {
             (Masquerade::Never, _) | (Masquerade::UnlessPod, PodMatch::Unknown) => {}
             (Masquerade::Always, _) => rules.push(format!("{cluster_ip} {remember}")),
@@ -169,12 +169,13 @@ impl Writer<'_> {
 
     /// Only packets to a VIP have a mark: direct connections of a host-network endpoint to itself are no hairpin.
     fn end(&self) -> Vec<String> {
-        let (any, bit) = (Mark::any(), self.masquerade_bit());
-        let [hairpin, returning] = [SetContent::Hairpin, SetContent::Returning].map(|content| self.set(content));
+        let any = Mark::any();
+        let bit = self.masquerade_bit();
+        let returning = self.set(SetContent::Returning);
         let masquerade =
             |set| format!("-m mark --mark {any} -m set --match-set {set} dst,dst,src -j CONNMARK --set-xmark {bit}");
         vec![
-            masquerade(hairpin),
+            masquerade(self.set(SetContent::Hairpin)),
             // An endpoint without node name is not known to be on this node. The set has the entry of this packet, and
             // none for a destination that differs from its source.
             format!("-m mark --mark {any} -m connmark ! --mark {bit} -j SET --add-set {returning} src,dst,src --exist"),
@@ -197,10 +198,16 @@ impl Writer<'_> {
 
     fn drained(&self) -> Vec<String> {
         let Some(redirect) = self.options.drained_redirect(self.family, self.node) else { return Vec::new() };
+
         let DrainedRedirect { ports, pods, backend } = redirect;
         let to_pods = of_pods(&pods, "-d", "-o");
-        let rule = |to_pod, port| format!("{to_pod}-p tcp -m tcp --dport {port} -j DNAT --to-destination {backend}");
-        ports.iter().flat_map(|port| to_pods.iter().map(move |to_pod| rule(to_pod, port))).collect()
+        let mut rules = Vec::new();
+        for port in ports {
+            for to_pod in &to_pods {
+                rules.push(format!("{to_pod}-p tcp -m tcp --dport {port} -j DNAT --to-destination {backend}"));
+            }
+        }
+        rules
     }
 
     /// Drops the resets of the kernel while no backend listens at the port of `/drained`: the kubelet connects again.

@@ -18,8 +18,11 @@ use backend::{
     ServicePortState,
     dataplane::{Vip, VipKind, allowed_sources, vips},
 };
-use netlink::ipvs::{self, PERSISTENT, SCHED_FALLBACK, SCHED_PORT, Scheduling};
-use proto::model::{IpFamily, IpvsScheduler, Pool, Protocol, ServicePort, TrafficPolicy};
+use netlink::{
+    ipset::IpsetEntry,
+    ipvs::{self, PERSISTENT, SCHED_FALLBACK, SCHED_PORT, Scheduling},
+};
+use proto::model::{Endpoint, IpFamily, IpvsScheduler, Pool, Protocol, ServicePort, TrafficPolicy};
 
 use crate::{
     mark::{Mark, MarkKind},
@@ -28,13 +31,13 @@ use crate::{
     settings::Settings,
 };
 
-/// The most destinations of the persistent virtual servers at external VIPs and node ports of one Service. A virtual
-/// server has destinations of its own, so their number is that of the VIPs times that of the endpoints. 20 VIPs with
+/// The most destinations of the persistent virtual servers at external VIPs and node ports of one Service. Each virtual
+/// server has its own destinations, so their number is the number of VIPs times the number of endpoints. 20 VIPs with
 /// 5,000 endpoints each fit.
 pub(crate) const MAX_PERSISTENT_DESTINATIONS: usize = 100_000;
 
 /// The most entries for the source ranges of one Service. ipset has no entry of an address that leads to a shared list
-/// of ranges, so their number is that of the load-balancer IPs times that of the ranges. The limits of the frontend
+/// of ranges, so their number is the number of load-balancer IPs times the number of ranges. The limits of the frontend
 /// (50,000 ports times ranges) leave two load-balancer IPs of each Service open.
 pub(crate) const MAX_SOURCE_ENTRIES: usize = 100_000;
 
@@ -77,7 +80,7 @@ pub(crate) struct Excess {
 pub(crate) struct SourceExcess {
     /// The entries that it would need.
     entries: usize,
-    /// How many load-balancer IPs of each of its ports and each family have their ranges. The others are closed.
+    /// How many load-balancer IPs of each of its ports and each family have their ranges. All others are closed.
     open_ips: usize,
 }
 
@@ -101,50 +104,26 @@ pub(crate) fn desired(
     let mut desired = Desired::default();
     for family in IpFamily::ALL {
         let mut port = Port { service, family, context, id, desired: &mut desired };
-        let mut external = Vec::new();
-        for (vip, kind) in vips(&service.port, family) {
-            if !owned(family, &vip) {
-                continue;
-            }
-            port.desired.vips.push((family, vip));
-            if let Vip::AddressPort { address, .. } = vip
-                && context.settings.exclude.iter().any(|range| range.contains(&address))
-            {
-                port.desired.excluded.push(address);
-                continue;
-            }
-            port.address(vip, kind);
-            match kind {
-                VipKind::ClusterIp => port.cluster_ip(vip),
-                VipKind::External | VipKind::NodePort => external.push(vip),
-            }
-        }
-        if !external.is_empty() {
-            port.external(&external);
-            if let Some(excess) = context.excess.destinations.filter(|_| service.port.affinity_seconds.is_some()) {
-                port.desired.degraded = Some(format!(
-                    "spec.sessionAffinity: at external IPs and node ports, a hash of the client address selects the \
-                     endpoint, because the addresses times the endpoints of the Service are {excess}, more than \
-                     {MAX_PERSISTENT_DESTINATIONS}: use fewer addresses, endpoints or ports"
-                ));
-            }
-        }
-        if port.desired.vips.iter().any(|(of, _)| *of == family) {
-            port.hairpin();
-            port.health_checks();
-        }
+        port.collect(&owned);
     }
-    if let Some(SourceExcess { entries, open_ips }) = context.excess.sources.filter(|_| has_sources(&desired)) {
+
+    if let Some(SourceExcess { entries, open_ips }) = context.excess.sources
+        && has_sources(&desired)
+    {
         let reason = format!(
             "spec.loadBalancerSourceRanges: all but {open_ips} load-balancer IPs of each IP family are closed, because \
              the addresses times the ranges of the Service, over all its ports, are {entries}, more than \
              {MAX_SOURCE_ENTRIES}: use fewer addresses, ranges or ports"
         );
-        desired.degraded = Some(desired.degraded.map_or_else(|| reason.clone(), |other| format!("{other}; {reason}")));
+        desired.degraded = Some(match desired.degraded {
+            Some(other) => format!("{other}; {reason}"),
+            None => reason,
+        });
     }
     desired
 }
 
+/// Whether any objects are source ranges.
 fn has_sources(desired: &Desired) -> bool {
     let is_source = |object: &Object| matches!(object, Object::SetEntry(set, _) if set.content == SetContent::Sources);
     desired.objects.iter().any(|(object, _)| is_source(object))
@@ -156,7 +135,9 @@ pub(crate) fn excess<'s>(
     node: &[IpAddr],
     node_ports: &[IpAddr],
 ) -> Excess {
-    let (mut destinations, mut entries, mut per_ip) = (0, 0, 0);
+    let mut destinations = 0;
+    let mut entries = 0;
+    let mut entries_per_ip = 0;
     for service in ports {
         destinations += persistent_destinations(service, node_ports);
         let port = &service.port;
@@ -165,14 +146,19 @@ pub(crate) fn excess<'s>(
             let Some(first) = ips.next() else { continue };
             let ranges = allowed_sources(port, *first, node).map_or(0, |ranges| ranges.len());
             entries += ranges * (1 + ips.count());
-            per_ip += ranges;
+            entries_per_ip += ranges;
         }
     }
-    let sources = SourceExcess { entries, open_ips: MAX_SOURCE_ENTRIES.checked_div(per_ip).unwrap_or_default() };
-    Excess {
-        destinations: Some(destinations).filter(|count| *count > MAX_PERSISTENT_DESTINATIONS),
-        sources: Some(sources).filter(|sources| sources.entries > MAX_SOURCE_ENTRIES),
+
+    let mut excess = Excess::default();
+    if destinations > MAX_PERSISTENT_DESTINATIONS {
+        excess.destinations = Some(destinations);
     }
+    if entries > MAX_SOURCE_ENTRIES {
+        let open_ips = MAX_SOURCE_ENTRIES.checked_div(entries_per_ip).unwrap_or_default();
+        excess.sources = Some(SourceExcess { entries, open_ips });
+    }
+    excess
 }
 
 /// The destinations of the persistent virtual servers at the external VIPs and node ports of a service port.
@@ -181,17 +167,28 @@ fn persistent_destinations(service: &ServicePortState, node_ports: &[IpAddr]) ->
     if port.affinity_seconds.is_none() {
         return 0;
     }
-    let destinations = |family| {
-        let of_family = |addresses: &[IpAddr]| addresses.iter().filter(|ip| IpFamily::of(ip) == family).count();
-        let node_ports = if port.node_port.is_some() { of_family(node_ports) } else { 0 };
+
+    let mut destinations = 0;
+    for family in IpFamily::ALL {
+        let count = |addresses: &[IpAddr]| addresses.iter().filter(|ip| IpFamily::of(ip) == family).count();
+        let node_ports = if port.node_port.is_some() { count(node_ports) } else { 0 };
+        let servers = count(&port.external_ips) + count(&port.load_balancer_ips) + node_ports;
         let pool = match port.external_policy {
             TrafficPolicy::Cluster => &service.cluster[family],
             TrafficPolicy::Local => &service.local[family],
         };
-        (of_family(&port.external_ips) + of_family(&port.load_balancer_ips) + node_ports)
-            * (pool.len() + service.established[family].len())
-    };
-    IpFamily::ALL.into_iter().map(destinations).sum()
+        destinations += servers * (pool.len() + service.established[family].len());
+    }
+    destinations
+}
+
+// === impl Context ===
+
+impl Context<'_> {
+    /// Whether objects with an address are neither created nor deleted.
+    fn excludes(&self, address: IpAddr) -> bool {
+        self.settings.exclude.iter().any(|range| range.contains(&address))
+    }
 }
 
 // === impl Excess ===
@@ -207,6 +204,37 @@ impl Excess {
 // === impl Port ===
 
 impl Port<'_> {
+    /// Adds all objects. `owned`: whether the service port owns a VIP.
+    fn collect(&mut self, owned: &impl Fn(IpFamily, &Vip) -> bool) {
+        let family = self.family;
+        let owned_vips: Vec<_> =
+            vips(&self.service.port, family).into_iter().filter(|(vip, _)| owned(family, vip)).collect();
+        if owned_vips.is_empty() {
+            return;
+        }
+
+        let mut external = Vec::new();
+        for (vip, kind) in owned_vips {
+            self.desired.vips.push((family, vip));
+            if let Vip::AddressPort { address, .. } = vip
+                && self.context.excludes(address)
+            {
+                self.desired.excluded.push(address);
+                continue;
+            }
+            self.address(vip, kind);
+            match kind {
+                VipKind::ClusterIp => self.cluster_ip(vip),
+                VipKind::External | VipKind::NodePort => external.push(vip),
+            }
+        }
+        if !external.is_empty() {
+            self.external(&external);
+        }
+        self.hairpin();
+        self.health_checks();
+    }
+
     /// The address on our device, unless another device has it, which is sufficient for local delivery.
     fn address(&mut self, vip: Vip, kind: VipKind) {
         let Vip::AddressPort { address, port, protocol } = vip else { return };
@@ -220,15 +248,16 @@ impl Port<'_> {
             let restricted = set::socket(address, protocol, port);
             self.add(self.entry(SetContent::Restricted, restricted), Value::Plain);
             // Without an entry in the set of sources, the address is closed.
-            let ranges = if self.is_open(address) { ranges } else { Vec::new() };
-            for range in ranges {
-                let source = set::source(address, protocol, port, &range);
-                self.add(self.entry(SetContent::Sources, source), Value::Plain);
+            if self.is_open(address) {
+                for range in ranges {
+                    let source = set::source(address, protocol, port, &range);
+                    self.add(self.entry(SetContent::Sources, source), Value::Plain);
+                }
             }
         }
     }
 
-    /// Whether a load-balancer IP gets its source ranges, in sorted order: the same ones on each node.
+    /// Whether a load-balancer IP gets its source ranges. The first ones in sorted order do, the same on each node.
     fn is_open(&self, address: IpAddr) -> bool {
         let Some(SourceExcess { open_ips, .. }) = self.context.excess.sources else { return true };
         let ips = self.service.port.load_balancer_ips.iter();
@@ -242,6 +271,7 @@ impl Port<'_> {
             TrafficPolicy::Cluster => &service.cluster[self.family],
             TrafficPolicy::Local => &service.local[self.family],
         };
+
         let mark = if pool.is_empty() { self.verdict() } else { Mark::CLUSTER_IP };
         self.mark_packets(SetContent::Vips, vip, mark);
         let server = ipvs::VirtualServerKey::Address(protocol, SocketAddr::new(address, port));
@@ -252,36 +282,53 @@ impl Port<'_> {
     fn health_checks(&mut self) {
         let ServicePort { health_check_node_port, load_balancer_ips, cluster_ips, .. } = &self.service.port;
         let (Some(port), Some(_)) = (health_check_node_port, cluster_ips[self.family]) else { return };
-        let (port, protocol) = (port.get(), Protocol::Tcp);
+
+        let port = port.get();
+        let protocol = Protocol::Tcp;
         self.mark_packets(SetContent::NodePorts, Vip::NodePort { port, protocol }, Mark::HEALTH_CHECK);
         for address in load_balancer_ips.iter().copied() {
-            let is_excluded = self.context.settings.exclude.iter().any(|range| range.contains(&address));
-            if IpFamily::of(&address) == self.family && !is_excluded {
+            if IpFamily::of(&address) == self.family && !self.context.excludes(address) {
                 self.mark_packets(SetContent::Vips, Vip::AddressPort { address, port, protocol }, Mark::HEALTH_CHECK);
             }
         }
     }
 
+    /// The virtual servers of external VIPs and node ports, and the set entries that lead there.
     fn external(&mut self, vips: &[Vip]) {
         let service = self.service;
-        let (cluster, local) = (&service.cluster[self.family], &service.local[self.family]);
+        let cluster = &service.cluster[self.family];
+        let local = &service.local[self.family];
         let (outside, inside) = match service.port.external_policy {
-            TrafficPolicy::Cluster => (self.marked(MarkKind::External, cluster, vips), None),
+            TrafficPolicy::Cluster => {
+                let mark = self.marked(MarkKind::External, cluster, vips);
+                (mark, mark)
+            }
             TrafficPolicy::Local => {
                 let outside = self.marked(MarkKind::Local, local, vips);
-                (outside, Some(self.marked(MarkKind::Inside, cluster, vips)))
+                (outside, self.marked(MarkKind::Inside, cluster, vips))
             }
         };
+
         for vip in vips {
-            let (all, inside_set) = match vip {
+            let (all_sources, inside_sources) = match vip {
                 Vip::NodePort { .. } => (SetContent::NodePorts, SetContent::NodePortsInside),
                 Vip::AddressPort { .. } | Vip::Address(_) => (SetContent::Vips, SetContent::VipsInside),
             };
-            self.mark_packets(all, *vip, outside);
+            self.mark_packets(all_sources, *vip, outside);
             // The rules look up the set of pods and this node last.
-            if let Some(inside) = inside.filter(|inside| *inside != outside) {
-                self.mark_packets(inside_set, *vip, inside);
+            if inside != outside {
+                self.mark_packets(inside_sources, *vip, inside);
             }
+        }
+
+        if let Some(excess) = self.context.excess.destinations
+            && service.port.affinity_seconds.is_some()
+        {
+            self.desired.degraded = Some(format!(
+                "spec.sessionAffinity: at external IPs and node ports, a hash of the client address selects the \
+                 endpoint, because the addresses times the endpoints of the Service are {excess}, more than \
+                 {MAX_PERSISTENT_DESTINATIONS}: use fewer addresses, endpoints or ports"
+            ));
         }
     }
 
@@ -289,25 +336,28 @@ impl Port<'_> {
     ///
     /// A persistent virtual server for a mark does not translate ports (`ip_vs_sched_persist`), so with session
     /// affinity there is one at the address of each VIP. There cannot be a second one there for pods and this node: for
-    /// them a hash of the source address selects the destination. It does for all clients of a Service that would need
-    /// too many destinations.
+    /// them a hash of the source address selects the destination. For a Service that would need too many destinations,
+    /// the hash does so for all clients.
     fn marked(&mut self, kind: MarkKind, pool: &Pool, vips: &[Vip]) -> Mark {
         if pool.is_empty() {
             return self.verdict();
         }
+
         let protocol = self.service.port.key.protocol;
         let has_affinity = self.service.port.affinity_seconds.is_some();
         if has_affinity && kind != MarkKind::Inside && self.context.excess.destinations.is_none() {
-            let addresses: Vec<_> = vips.iter().flat_map(|vip| self.sockets(*vip)).collect();
-            for address in addresses {
-                self.server(ipvs::VirtualServerKey::Address(protocol, address), pool, self.scheduling());
+            let sockets: Vec<_> = vips.iter().flat_map(|vip| self.sockets(*vip)).collect();
+            for socket in sockets {
+                self.server(ipvs::VirtualServerKey::Address(protocol, socket), pool, self.scheduling());
             }
             return Mark::by_address(kind);
         }
-        let scheduling = match has_affinity {
+
+        let scheduling = if has_affinity {
             // Without the flag a client whose hash leads to a draining destination is refused.
-            true => Scheduling { scheduler: "mh".into(), flags: SCHED_FALLBACK, timeout: 0 },
-            false => self.scheduling(),
+            Scheduling { scheduler: "mh".into(), flags: SCHED_FALLBACK, timeout: 0 }
+        } else {
+            self.scheduling()
         };
         let mark = Mark::new(self.id, protocol, kind);
         self.server(ipvs::VirtualServerKey::FwMark(self.family, mark.raw()), pool, scheduling);
@@ -319,41 +369,50 @@ impl Port<'_> {
         match vip {
             Vip::AddressPort { address, port, .. } => vec![SocketAddr::new(address, port)],
             Vip::NodePort { port, .. } => {
-                let addresses = self.context.node_ports.iter().copied();
-                let addresses = addresses.filter(|address| IpFamily::of(address) == self.family);
-                addresses.map(|address| SocketAddr::new(address, port)).collect()
+                let of_family = self.context.node_ports.iter().filter(|address| IpFamily::of(address) == self.family);
+                of_family.map(|address| SocketAddr::new(*address, port)).collect()
             }
             Vip::Address(_) => Vec::new(),
         }
     }
 
+    /// A virtual server, with destinations for the endpoints of its pool, and for endpoints of established flows.
     fn server(&mut self, server: ipvs::VirtualServerKey, pool: &Pool, scheduling: Scheduling) {
         if pool.is_empty() {
             return;
         }
         self.add(Object::Server(server), Value::Scheduling(scheduling));
-        let established = &self.service.established[self.family];
-        let established = established.iter().filter(|endpoint| !pool.contains(endpoint));
-        let weights = pool.iter().map(|endpoint| (endpoint, 1)).chain(established.map(|endpoint| (endpoint, 0)));
-        for (endpoint, weight) in weights {
-            let address = SocketAddr::new(endpoint.address, endpoint.port.get());
-            self.add(Object::Destination(server, address), Value::Weight(Weight::Of(weight)));
+        for endpoint in pool.iter() {
+            self.destination(server, endpoint, 1);
+        }
+        let service = self.service;
+        for endpoint in service.established[self.family].iter() {
+            if !pool.contains(endpoint) {
+                self.destination(server, endpoint, 0);
+            }
         }
     }
 
+    fn destination(&mut self, server: ipvs::VirtualServerKey, endpoint: &Endpoint, weight: u32) {
+        let address = SocketAddr::new(endpoint.address, endpoint.port.get());
+        self.add(Object::Destination(server, address), Value::Weight(Weight::Of(weight)));
+    }
+
     fn scheduling(&self) -> Scheduling {
-        let port = &self.service.port;
         let scheduler = self.context.settings.scheduler;
-        let affinity = port.affinity_seconds;
+        let affinity = self.service.port.affinity_seconds;
+        let mut flags = 0;
         // Always: otherwise they refuse clients whose hash leads to a draining destination.
-        let fallback = matches!(scheduler, IpvsScheduler::Sh(_) | IpvsScheduler::Mh(_));
-        let flags =
-            [(fallback, SCHED_FALLBACK), (scheduler.flags().port, SCHED_PORT), (affinity.is_some(), PERSISTENT)];
-        Scheduling {
-            scheduler: scheduler.name().into(),
-            flags: flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |flags, (_, flag)| flags | flag),
-            timeout: affinity.map_or(0, std::num::NonZeroU32::get),
+        if matches!(scheduler, IpvsScheduler::Sh(_) | IpvsScheduler::Mh(_)) {
+            flags |= SCHED_FALLBACK;
         }
+        if scheduler.flags().port {
+            flags |= SCHED_PORT;
+        }
+        if affinity.is_some() {
+            flags |= PERSISTENT;
+        }
+        Scheduling { scheduler: scheduler.name().into(), flags, timeout: affinity.map_or(0, std::num::NonZeroU32::get) }
     }
 
     /// The verdict for packets to a VIP without endpoint.
@@ -370,13 +429,14 @@ impl Port<'_> {
         }
     }
 
+    /// Gives packets to a VIP a mark.
     fn mark_packets(&mut self, content: SetContent, vip: Vip, mark: Mark) {
         for entry in set::vip_entries(&vip, self.family) {
             self.add(self.entry(content, entry), Value::Mark(mark));
         }
     }
 
-    fn entry(&self, content: SetContent, entry: netlink::ipset::IpsetEntry) -> Object {
+    fn entry(&self, content: SetContent, entry: IpsetEntry) -> Object {
         Object::SetEntry(SetId { content, family: self.family }, entry)
     }
 

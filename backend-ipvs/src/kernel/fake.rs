@@ -20,7 +20,7 @@ use crate::{
     set::SetId,
 };
 
-/// A kernel that contains what was committed.
+/// A kernel that contains the committed objects.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fake(Arc<Mutex<Inner>>);
 
@@ -159,8 +159,8 @@ impl Kernel for Fake {
             Object::Address(address) => !ours.excludes(address),
             Object::SetEntry(..) => true,
         };
-        let objects = inner.objects.iter().filter(|(object, _)| is_ours(object));
-        let objects = objects.map(|(object, value)| (*object, value.clone())).collect();
+        let listed = inner.objects.iter().filter(|(object, _)| is_ours(object));
+        let objects = listed.map(|(object, value)| (*object, value.clone())).collect();
         Ok(Listing { objects, elsewhere: inner.elsewhere.clone() })
     }
 
@@ -169,6 +169,7 @@ impl Kernel for Fake {
         if has_stalled_commits {
             return std::future::pending().await;
         }
+
         let mut inner = self.lock();
         inner.commits += 1;
         let mut rejected = HashMap::new();
@@ -192,6 +193,7 @@ impl Kernel for Fake {
         if is_stalled {
             return std::future::pending().await;
         }
+
         let inner = self.lock();
         let mut counts = HashMap::new();
         for (object, _) in servers.iter().flat_map(|server| destinations(&inner.objects, *server)) {

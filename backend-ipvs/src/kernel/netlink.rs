@@ -31,7 +31,7 @@ use crate::{
 
 /// Sets of kube-proxy's IPVS mode: while one exists, the device and the virtual servers at its addresses may be in use
 /// by kube-proxy, and `fairlead cleanup --of kube-proxy` removes them.
-const KUBE_PROXYS: [&str; 2] = ["KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP"];
+const KUBE_PROXY_SETS: [&str; 2] = ["KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP"];
 
 /// The kernel objects of the network namespace in which it was opened: a thread with the sockets.
 pub(crate) type Netlink = WorkerThread<Worker>;
@@ -47,11 +47,11 @@ pub struct Worker {
     timeouts: ipvs::IpvsTimeouts,
     /// See [`Settings::arp`].
     arp: Arp,
-    /// What a dry run would have written; `None`: this is no dry run.
+    /// The changes of a dry run, which are not written; `None`: this is no dry run.
     dry_run: Option<DryRun>,
 }
 
-/// What would be written: the base objects, and the operations.
+/// The changes of a dry run: the base objects, and the operations.
 #[derive(Debug, Default)]
 pub(crate) struct DryRun {
     pub(crate) base: Vec<Difference>,
@@ -104,13 +104,15 @@ impl Kernel for Netlink {
     }
 }
 
+// === impl Worker ===
+
 impl Worker {
     /// Writes nothing from now on, and loads no module.
     pub(crate) fn begin_dry_run(&mut self) {
         self.dry_run = Some(DryRun::default());
     }
 
-    /// Takes what would have been written.
+    /// Takes the changes of the dry run.
     pub(crate) fn take_dry_run(&mut self) -> DryRun {
         self.dry_run.as_mut().map(mem::take).unwrap_or_default()
     }
@@ -122,6 +124,7 @@ impl Worker {
         if !ipvs::is_loaded() {
             return Ok(Listing { objects, elsewhere });
         }
+
         for set in self.observed_sets()?.into_iter().filter(|set| !set.is_written_by_rules()) {
             for mut entry in self.ipset.entries(set.name())? {
                 let value = match entry.mark.take() {
@@ -133,6 +136,7 @@ impl Worker {
         }
         let addresses = self.addresses()?.into_iter().filter(|address| !ours.excludes(address));
         objects.extend(addresses.map(|address| (Object::Address(address), Value::Plain)));
+
         let mut schedulings = self.ipvs()?.schedulings()?;
         schedulings.retain(|(server, _)| ours.has(server, &objects));
         for (server, scheduling) in schedulings {
@@ -157,12 +161,14 @@ impl Worker {
 
     fn summary(&mut self) -> Result<Summary> {
         let sizes: HashMap<String, u32> = self.ipset.sizes()?.into_iter().map(|(set, size)| (set.name, size)).collect();
-        let size = |set: SetId| {
-            let entries = *sizes.get(set.name())? as usize;
-            Some((set, if set.is_written_by_rules() { 0 } else { entries }))
-        };
+        let mut sets = HashMap::new();
+        for set in SetId::all() {
+            if let Some(size) = sizes.get(set.name()) {
+                sets.insert(set, if set.is_written_by_rules() { 0 } else { *size as usize });
+            }
+        }
         Ok(Summary {
-            sets: SetId::all().filter_map(size).collect(),
+            sets,
             addresses: self.addresses()?.len(),
             elsewhere: other_addresses()?,
             servers: self.ipvs()?.virtual_servers()?.into_iter().collect(),
@@ -173,19 +179,21 @@ impl Worker {
         if self.dry_run.is_some() {
             return Ok(());
         }
+
         rules::remove().context("remove our rules")?;
-        let is_kube_proxys = self.ipset.sets()?.iter().any(|set| KUBE_PROXYS.contains(&set.name.as_str()));
+        let is_kube_proxys = self.ipset.sets()?.iter().any(|set| KUBE_PROXY_SETS.contains(&set.name.as_str()));
         for server in self.list(ours)?.objects.keys().filter_map(Object::server) {
             if !(is_kube_proxys && matches!(server, VirtualServerKey::Address(..))) {
                 self.ipvs()?.delete_virtual_server(&server)?;
             }
         }
+
         // An excluded address on the device belongs to another process.
         let is_shared = is_kube_proxys || self.addresses()?.iter().any(|address| ours.excludes(address));
         if !is_shared && self.own_device()?.is_some() {
             rtnl::delete_link(DEVICE)?;
         }
-        // Last: they tell whose the device is.
+        // Last, because they tell whose the device is.
         for set in SetId::all() {
             self.ipset.destroy(set.name())?;
         }
@@ -193,15 +201,22 @@ impl Worker {
     }
 
     fn installed_objects(&mut self, ours: &Ours) -> Result<Vec<InstalledObject>> {
+        let mut objects = Vec::new();
+        let mut push = |subsystem: &str, kind: String, count| {
+            if count > 0 {
+                objects.push(InstalledObject { subsystem: subsystem.to_owned(), kind, count });
+            }
+        };
+        for (program, _, chains) in rules::count()? {
+            push(program, "chain".to_owned(), chains);
+        }
         let servers = self.list(ours)?.objects.keys().filter_map(Object::server).count();
-        let sets = self.observed_sets()?.len();
-        let device = self.own_device()?.map(|device| ("links", format!("device {}", device.name), 1));
-        let chains = rules::count()?.into_iter().map(|(program, _, chains)| (program, "chain".to_owned(), chains));
-        let others = [("IPVS", "virtual server".to_owned(), servers), ("ipset", "set".to_owned(), sets)];
-        let objects = chains.chain(others).chain(device).filter(|(.., count)| *count > 0);
-        let objects =
-            objects.map(|(subsystem, kind, count)| InstalledObject { subsystem: subsystem.to_owned(), kind, count });
-        Ok(objects.collect())
+        push("IPVS", "virtual server".to_owned(), servers);
+        push("ipset", "set".to_owned(), self.observed_sets()?.len());
+        if let Some(device) = self.own_device()? {
+            push("links", format!("device {}", device.name), 1);
+        }
+        Ok(objects)
     }
 
     /// All our objects, and the connection counts of the destinations among them. Loads no module.
@@ -229,8 +244,8 @@ impl Worker {
 
     /// Our sets in the kernel.
     fn observed_sets(&mut self) -> Result<Vec<SetId>> {
-        let observed: HashSet<String> =
-            self.ipset.sets().context("list sets")?.into_iter().map(|set| set.name).collect();
+        let sets = self.ipset.sets().context("list sets")?;
+        let observed: HashSet<String> = sets.into_iter().map(|set| set.name).collect();
         Ok(SetId::all().filter(|set| observed.contains(set.name())).collect())
     }
 

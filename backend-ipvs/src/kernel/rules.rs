@@ -1,5 +1,5 @@
-//! The rules, which are the same for all Services: compared as text with what `iptables-save` prints, and written where
-//! they differ. This happens at the start and when facts of the node or the cluster change.
+//! The rules, which are the same for all Services: compared as text with the output of `iptables-save`, and written
+//! where they differ. This happens at the start and when facts of the node or the cluster change.
 
 use anyhow::Result;
 use backend::read_rules;
@@ -8,8 +8,8 @@ use proto::model::{IpFamily, PerFamily};
 
 use crate::desired::{TABLES, hooks, is_ours};
 
-/// What makes the rules of a family what they should be; `None` without iptables for this family. Blocks; belongs on a
-/// thread without an async runtime.
+/// The script that gives a family these rules; `None`: iptables is not installed for it. Blocks; belongs on a thread
+/// without an async runtime.
 pub(super) fn script(tools: &mut Tools, family: IpFamily, rules: &[ChainSpec]) -> Result<Option<Script>> {
     let Some(saved) = block_on(tools.save(family))? else { return Ok(None) };
     let observed = Ruleset::parse(&saved)?;
@@ -17,7 +17,7 @@ pub(super) fn script(tools: &mut Tools, family: IpFamily, rules: &[ChainSpec]) -
     Ok(Some(observed.script_to(rules, &hooks())))
 }
 
-/// Whether the rules are what they should be. Those of a family without rules may be any.
+/// Whether the kernel has these rules. A family without rules is not compared.
 pub(super) fn are_complete(tools: &mut Tools, rules: &PerFamily<Vec<ChainSpec>>) -> Result<bool> {
     for (family, rules) in rules.iter().filter(|(_, rules)| !rules.is_empty()) {
         if !script(tools, family, rules)?.is_some_and(|script| script.is_empty()) {
@@ -27,7 +27,7 @@ pub(super) fn are_complete(tools: &mut Tools, rules: &PerFamily<Vec<ChainSpec>>)
     Ok(true)
 }
 
-/// The number of our chains, by program and family; of programs that are installed.
+/// The number of our chains, by program and family, of the programs that are installed.
 pub(crate) fn count() -> Result<Vec<(&'static str, IpFamily, usize)>> {
     let mut counts = Vec::new();
     for saved in block_on(save_all())? {
@@ -39,7 +39,7 @@ pub(crate) fn count() -> Result<Vec<(&'static str, IpFamily, usize)>> {
 /// The number of chains of this backend among these rules.
 ///
 /// # Errors
-/// When the rules cannot be read.
+/// If the rules cannot be read.
 pub fn count_chains(saved: &SavedRules) -> Result<usize> {
     let rules = read_rules(saved, &TABLES, is_ours)?;
     Ok(rules.chains().filter(|(_, chain, _)| is_ours(chain)).count())
@@ -67,10 +67,10 @@ pub(super) fn remove_marks() -> Result<()> {
     })
 }
 
-/// Removes the chains of this backend from these rules: those of one family and variant.
+/// Removes the chains of this backend from these rules, which are of one family and variant.
 ///
 /// # Errors
-/// When they cannot be removed.
+/// If the chains cannot be removed.
 pub async fn remove_chains(saved: &SavedRules) -> Result<()> {
     restore(saved.program, &read_rules(saved, &TABLES, is_ours)?).await
 }

@@ -24,7 +24,7 @@ use crate::{
 /// Replaces a scheduler that the kernel does not have. `ip_vs_rr` comes with IPVS everywhere.
 const FALLBACK_SCHEDULER: &str = "rr";
 
-/// What to do after the kernel rejected a command.
+/// The reaction to a rejected command.
 enum NextAttempt {
     /// Nothing: the object is as desired.
     None,
@@ -53,6 +53,7 @@ impl Worker {
             dry_run.operations.extend_from_slice(operations);
             return Ok(HashMap::new());
         }
+
         let mut rejected = HashMap::new();
         let mut done = 0;
         for run in operations.chunk_by(|one, other| batch_kind(one) == batch_kind(other)) {
@@ -65,6 +66,7 @@ impl Worker {
                     rejected.insert(done + index, degraded_operation(&run[index], instead));
                 })?,
             };
+
             for RejectedRequest { index, errno } in requests {
                 let object = run.get(index).map(|operation| operation.object().to_string()).unwrap_or_default();
                 rejected.insert(done + index, Rejected { reason: format!("{object}: {errno}"), instead: None });
@@ -87,7 +89,9 @@ impl Worker {
         while !round.is_empty() {
             let commands: Vec<IpvsCommand> = round.iter().map(|(_, command)| command.clone()).collect();
             let rejected = self.ipvs()?.execute(&commands)?;
-            let (mut next, mut retried) = (Vec::new(), HashSet::new());
+
+            let mut next = Vec::new();
+            let mut retried = HashSet::new();
             for RejectedRequest { index, errno } in rejected {
                 let Some((index, mut command)) = round.get(index).cloned() else { continue };
                 match next_attempt(&mut command, errno, &retried) {
@@ -112,11 +116,11 @@ impl Worker {
     }
 }
 
-/// What to do after the kernel rejected a command, which is changed for a retry. `retried`: the virtual servers of
-/// earlier commands that are retried.
+/// The reaction to a rejected command, which is changed for a retry. `retried`: the virtual servers of earlier commands
+/// that are retried.
 fn next_attempt(command: &mut IpvsCommand, errno: Errno, retried: &HashSet<VirtualServerKey>) -> NextAttempt {
     match (&mut *command, errno.0) {
-        // Another process was faster: an existing object is changed, a missing one needs no deletion.
+        // Another process was faster: an existing object is changed, and a missing object needs no deletion.
         (IpvsCommand::AddServer(server, scheduling), libc::EEXIST) => {
             *command = IpvsCommand::SetServer(*server, scheduling.clone());
         }
@@ -164,23 +168,26 @@ fn batch_kind(operation: &Operation) -> BatchKind {
 }
 
 fn entries(operations: &[Operation]) -> Vec<IpsetEntry> {
-    let entry = |operation: &Operation| {
-        let Object::SetEntry(_, entry) = operation.object() else { return None };
+    let mut entries = Vec::with_capacity(operations.len());
+    for operation in operations {
+        let Object::SetEntry(_, entry) = operation.object() else { continue };
         let mark = match operation.value() {
             Some(Value::Mark(mark)) => Some(mark.raw()),
             _ => None,
         };
-        Some(IpsetEntry { mark, ..*entry })
-    };
-    operations.iter().filter_map(entry).collect()
+        entries.push(IpsetEntry { mark, ..*entry });
+    }
+    entries
 }
 
 fn addresses(operations: &[Operation]) -> Vec<IpAddr> {
-    let address = |operation: &Operation| match operation.object() {
-        Object::Address(address) => Some(*address),
-        _ => None,
-    };
-    operations.iter().filter_map(address).collect()
+    let mut addresses = Vec::with_capacity(operations.len());
+    for operation in operations {
+        if let Object::Address(address) = operation.object() {
+            addresses.push(*address);
+        }
+    }
+    addresses
 }
 
 fn command(operation: &Operation) -> Option<IpvsCommand> {

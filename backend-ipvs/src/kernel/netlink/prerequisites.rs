@@ -1,4 +1,4 @@
-//! The kernel objects that do not depend on service ports: which are missing or differ, and how to supply them. A
+//! The kernel objects that do not depend on service ports: finds the missing and differing ones, and supplies them. A
 //! sysctl is written only if its value differs.
 
 use std::{
@@ -20,7 +20,7 @@ use super::{
 use crate::{set::SetId, settings::Arp};
 
 /// See `Documentation/networking/ipvs-sysctl.rst`.
-const IPVS: [(&str, &str); 3] = [
+const IPVS_SYSCTLS: [(&str, &str); 3] = [
     // Connections are tracked, so that they can be masqueraded.
     ("ipv4/vs/conntrack", "1"),
     // Packets of a connection to a deleted destination end the connection, instead of being dropped until it times out.
@@ -28,17 +28,28 @@ const IPVS: [(&str, &str); 3] = [
     // A persistent client is not sent to a destination that drains.
     ("ipv4/vs/expire_quiescent_template", "1"),
 ];
-/// What IPVS does when a client reuses the port of a closed connection while its entry exists, for two minutes.
+
+/// The sysctl for clients that reuse the port of a closed connection while its entry exists, for two minutes.
 const REUSE_MODE: &str = "ipv4/vs/conn_reuse_mode";
+
 /// From this version of Linux on, IPVS replaces the entry. Earlier versions drop the first packet if conntrack has an
 /// entry too, which delays the connection by a second.
 const REPLACES_REUSED: (u32, u32) = (5, 9);
-/// `Documentation/networking/ip-sysctl.rst`.
-const STRICT_ARP: [(&str, &str); 2] = [("ipv4/conf/all/arp_ignore", "1"), ("ipv4/conf/all/arp_announce", "2")];
+
+/// See `Documentation/networking/ip-sysctl.rst`.
+const STRICT_ARP_SYSCTLS: [(&str, &str); 2] = [("ipv4/conf/all/arp_ignore", "1"), ("ipv4/conf/all/arp_announce", "2")];
+
+/// The prerequisites that a node lacks, and the families that cannot be prepared.
+#[derive(Default)]
+struct Prerequisites {
+    /// The prerequisites that are missing or differ, in the order in which they are supplied.
+    missing: Vec<Missing>,
+    unusable: Vec<UnusableFamily>,
+}
 
 /// A prerequisite that is missing or differs.
 struct Missing {
-    /// What a preview shows.
+    /// The line of a preview.
     difference: Difference,
     /// The number of writes that `supply` makes.
     writes: usize,
@@ -52,7 +63,7 @@ type Supply = Box<dyn FnOnce(&mut Worker) -> Result<()>>;
 // === impl Missing ===
 
 impl Missing {
-    /// One that `supply` makes with one write, for both families.
+    /// A prerequisite of both families, which `supply` makes with one write.
     fn new(
         kind: DifferenceKind,
         subsystem: &str,
@@ -73,7 +84,7 @@ impl Worker {
             // Loads the module.
             self.ipvs()?;
         }
-        let (missing, unusable) = self.missing(rules)?;
+        let Prerequisites { missing, unusable } = self.missing(rules)?;
         if let Some(dry_run) = &mut self.dry_run {
             let writes = missing.len();
             if unusable.is_empty() {
@@ -81,6 +92,7 @@ impl Worker {
             }
             return Ok(Prepared { writes, unusable });
         }
+
         let mut prepared = Prepared { writes: 0, unusable };
         for Missing { writes, family, supply, .. } in missing {
             match (supply(self), family) {
@@ -99,28 +111,30 @@ impl Worker {
         Ok(prepared)
     }
 
-    /// The prerequisites that [`Self::prepare`] would create or change, in this order, and the families that cannot be
-    /// prepared. Changes nothing and loads no module.
-    fn missing(&mut self, rules: &PerFamily<Vec<ChainSpec>>) -> Result<(Vec<Missing>, Vec<UnusableFamily>)> {
-        let (mut missing, mut unusable) = (Vec::new(), Vec::new());
-        let mut rules = PerFamily::from_fn(|family| Some(&*rules[family]).filter(|rules| !rules.is_empty()));
-        if rules.v6.is_some()
+    /// The prerequisites that [`Self::prepare`] would create or change. Changes nothing and loads no module.
+    fn missing(&mut self, rules: &PerFamily<Vec<ChainSpec>>) -> Result<Prerequisites> {
+        let mut prerequisites = Prerequisites::default();
+        let mut families: Vec<IpFamily> =
+            IpFamily::ALL.into_iter().filter(|family| !rules[*family].is_empty()).collect();
+        if families.contains(&IpFamily::V6)
             && let Some(reason) = ipv6_is_disabled()
         {
-            unusable.push(UnusableFamily { family: IpFamily::V6, reason, is_permanent: true });
-            rules.v6 = None;
+            prerequisites.unusable.push(UnusableFamily { family: IpFamily::V6, reason, is_permanent: true });
+            families.retain(|family| *family != IpFamily::V6);
         }
+
+        let Prerequisites { missing, unusable } = &mut prerequisites;
         missing.extend(self.missing_ipvs()?);
         missing.extend(missing_sysctls(self.arp)?);
-        missing.extend(self.missing_sets(&rules)?);
+        missing.extend(self.missing_sets(&families)?);
         missing.extend(missing_device()?);
-        for (family, rules) in rules.iter().filter_map(|(family, rules)| Some((family, (*rules)?))) {
-            match self.missing_rules(family, rules) {
+        for family in families {
+            match self.missing_rules(family, &rules[family]) {
                 Ok(of_family) => missing.extend(of_family),
                 Err(family) => unusable.push(family),
             }
         }
-        Ok((missing, unusable))
+        Ok(prerequisites)
     }
 
     /// The module, if it is not loaded, or else timeouts that differ.
@@ -138,19 +152,22 @@ impl Worker {
         Ok(Some(Missing::new(DifferenceKind::Change, "IPVS", "timeouts", supply)))
     }
 
-    /// The sets of the families with rules.
-    fn missing_sets(&mut self, rules: &PerFamily<Option<&[ChainSpec]>>) -> Result<Vec<Missing>> {
+    /// The sets of these families.
+    fn missing_sets(&mut self, families: &[IpFamily]) -> Result<Vec<Missing>> {
         let observed = self.observed_sets()?;
-        let is_missing = |set: &SetId| rules[set.family].is_some() && !observed.contains(set);
-        let missing = |set: SetId| {
+        let mut missing = Vec::new();
+        for set in SetId::all() {
+            if !families.contains(&set.family) || observed.contains(&set) {
+                continue;
+            }
             let supply = move |worker: &mut Worker| {
                 let created = worker.ipset.create(&set.new_set());
                 created.with_context(|| format!("create the set {}", set.name()))
             };
-            let missing = Missing::new(DifferenceKind::Add, "ipset", format!("set {}", set.name()), supply);
-            Missing { family: Some(set.family), ..missing }
-        };
-        Ok(SetId::all().filter(is_missing).map(missing).collect())
+            let set_missing = Missing::new(DifferenceKind::Add, "ipset", format!("set {}", set.name()), supply);
+            missing.push(Missing { family: Some(set.family), ..set_missing });
+        }
+        Ok(missing)
     }
 
     /// The rules of a family. An error: it cannot be prepared.
@@ -168,6 +185,7 @@ impl Worker {
         if lines == 0 {
             return Ok(None);
         }
+
         let object = format!("{lines} lines of the {family} chains FAIRLEAD-IPVS*");
         let supply = move |worker: &mut Worker| {
             let restored = block_on(async { Ok(worker.iptables.restore(family, &script).await?) });
@@ -189,9 +207,9 @@ impl Worker {
 
 /// The sysctls that differ. While IPVS is not loaded, its own sysctls do not exist and are left out.
 fn missing_sysctls(arp: Arp) -> Result<Vec<Missing>> {
-    let arp: &[_] = if arp == Arp::Strict { &STRICT_ARP } else { &[] };
+    let arp: &[_] = if arp == Arp::Strict { &STRICT_ARP_SYSCTLS } else { &[] };
     let reuse = [(REUSE_MODE, reuse_mode(kernel_version()))];
-    let own: &[&[_]] = if ipvs::is_loaded() { &[&IPVS, &reuse] } else { &[] };
+    let own: &[&[_]] = if ipvs::is_loaded() { &[&IPVS_SYSCTLS, &reuse] } else { &[] };
     let mut missing = Vec::new();
     for (name, value) in own.iter().copied().flatten().chain(arp).copied() {
         let path = path(name);
@@ -225,9 +243,10 @@ fn ipv6_is_disabled() -> Option<String> {
     let sysctl = |device: &str| format!("ipv6/conf/{device}/disable_ipv6");
     // A new device gets the default.
     for name in [DEVICE, "default"].map(sysctl) {
-        if let Ok(disabled) = fs::read_to_string(path(&name)) {
-            let is_disabled = disabled.trim() != "0";
-            return is_disabled.then(|| format!("IPv6 addresses are disabled (net.{}=1)", name.replace('/', ".")));
+        match fs::read_to_string(path(&name)) {
+            Ok(value) if value.trim() == "0" => return None,
+            Ok(_) => return Some(format!("IPv6 addresses are disabled (net.{}=1)", name.replace('/', "."))),
+            Err(_) => {}
         }
     }
     Some("the kernel has no IPv6, or it is disabled at boot (ipv6.disable=1)".to_owned())

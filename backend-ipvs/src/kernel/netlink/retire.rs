@@ -33,13 +33,17 @@ struct UdpVips {
     node_ports: HashSet<(IpFamily, u16)>,
 }
 
+// === impl Worker ===
+
 impl Worker {
     /// See [`crate::retire`].
     pub(crate) fn retire(&mut self, ours: &Ours) -> Result<u64> {
         let objects = self.list(ours)?.objects;
         // New packets of this node get marks before the other backend translates them.
         rules::remove_marks().context("remove our rules")?;
-        let (mut busy, mut idle) = (BTreeSet::new(), Vec::new());
+
+        let mut busy = BTreeSet::new();
+        let mut idle = Vec::new();
         let mut connections = 0;
         for server in objects.keys().filter_map(Object::server) {
             let destinations = self.ipvs()?.destinations(&server)?;
@@ -52,16 +56,18 @@ impl Worker {
                 }
             }
         }
-        // Flows first: without a virtual server, the node itself would reject their next packets.
+
+        // Flows first, because without a virtual server the node itself would reject their next packets.
         UdpVips::of(&objects, &idle).delete_flows()?;
         for server in &idle {
             self.ipvs()?.delete_virtual_server(server)?;
         }
+
         if busy.is_empty() {
             rules::remove().context("remove our rules")?;
         }
         self.remove_addresses(ours, &needed_addresses(&objects, &busy), busy.is_empty())?;
-        // Last: they tell whose the device is.
+        // Last, because they tell whose the device is.
         if busy.is_empty() {
             for set in SetId::all() {
                 self.ipset.destroy_released(set.name())?;
@@ -84,8 +90,8 @@ impl Worker {
     }
 }
 
-/// The connections that the deletion of a virtual server would close. One that a side has closed counts as inactive,
-/// but may still carry data.
+/// The connections that the deletion of a virtual server would close. A connection that one side has closed counts as
+/// inactive, but may still carry data.
 fn count(server: &VirtualServerKey, destinations: &[Destination]) -> u64 {
     if protocol(server) == Some(Protocol::Udp) {
         return 0;
@@ -95,12 +101,18 @@ fn count(server: &VirtualServerKey, destinations: &[Destination]) -> u64 {
 
 /// The VIPs that lead to these virtual servers.
 fn needed_addresses(objects: &Objects, servers: &BTreeSet<VirtualServerKey>) -> HashSet<IpAddr> {
-    let of_servers = servers.iter().filter_map(|server| match server {
-        VirtualServerKey::Address(_, address) => Some(address.ip()),
-        VirtualServerKey::FwMark(..) => None,
-    });
-    let entries = entries(objects, |server| servers.contains(server));
-    of_servers.chain(entries.filter(|(set, _)| !set.has_node_ports()).filter_map(|(_, entry)| entry.ip)).collect()
+    let mut addresses = HashSet::new();
+    for server in servers {
+        if let VirtualServerKey::Address(_, address) = server {
+            addresses.insert(address.ip());
+        }
+    }
+    for (set, entry) in entries(objects, |server| servers.contains(server)) {
+        if !set.has_node_ports() {
+            addresses.extend(entry.ip);
+        }
+    }
+    addresses
 }
 
 /// The set entries that lead to virtual servers with marks.
@@ -120,7 +132,7 @@ fn entries<'a>(
 // === impl UdpVips ===
 
 impl UdpVips {
-    /// Those of virtual servers that are deleted next.
+    /// The VIPs and node ports of virtual servers that are deleted next.
     fn of(objects: &Objects, deleted: &[VirtualServerKey]) -> Self {
         let mut vips = Self::default();
         for server in deleted {
@@ -128,18 +140,22 @@ impl UdpVips {
                 vips.sockets.insert(*address);
             }
         }
+
         for (set, entry) in entries(objects, |server| deleted.contains(server)) {
-            let (Some(port), Some(protocol)) = (entry.port, entry.protocol) else { continue };
-            match entry.ip {
-                _ if protocol != Protocol::Udp.number() => {}
-                _ if set.has_node_ports() => drop(vips.node_ports.insert((set.family, port))),
-                Some(ip) => drop(vips.sockets.insert(SocketAddr::new(ip, port))),
-                None => {}
+            let Some(port) = entry.port else { continue };
+            if entry.protocol != Some(Protocol::Udp.number()) {
+                continue;
+            }
+            if set.has_node_ports() {
+                vips.node_ports.insert((set.family, port));
+            } else if let Some(ip) = entry.ip {
+                vips.sockets.insert(SocketAddr::new(ip, port));
             }
         }
         vips
     }
 
+    /// Deletes the conntrack entries of flows to them.
     fn delete_flows(&self) -> Result<()> {
         if self.sockets.is_empty() && self.node_ports.is_empty() {
             return Ok(());
