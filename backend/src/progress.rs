@@ -1,7 +1,7 @@
 //! The progress of a backend process, for health checks, metrics and the status page.
 
 use std::{
-    ops::AddAssign,
+    ops::{AddAssign, Sub},
     time::{Duration, SystemTime},
 };
 
@@ -11,66 +11,120 @@ use proto::{
 };
 use tokio::time::Instant;
 
-use crate::ServicePortState;
+use crate::{NodeState, ServicePortState};
 
-/// The progress of a backend process. Counters are since its start.
+/// The progress of a backend process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
+    pub(crate) stream: StreamProgress,
+    /// The deviations from the protocol.
+    pub protocol: ProtocolCounters,
+
+    /// The revision of the committed state.
+    pub committed: Option<(Epoch, Revision)>,
+    /// The service ports of the committed state.
+    pub(crate) service_ports: usize,
+    /// The Node object of the committed state.
+    pub node: NodeProgress,
+    /// The losses that are in the committed state, but not in the kernel.
+    pub losses: LossProgress,
+    /// Why the committed state cannot be stored.
+    pub(crate) state_file_error: Option<String>,
+
+    pub(crate) changes: ChangeProgress,
+
+    /// The revision that the kernel contains, except for `failures`.
+    pub programmed: Option<(Epoch, Revision)>,
+    /// The service ports of the programmed revision that are not programmed.
+    pub failures: Vec<ServicePortFailure>,
+    pub(crate) kernel: KernelProgress,
+    pub(crate) flows: FlowCounters,
+}
+
+/// The session with a frontend, and the loop that follows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StreamProgress {
     pub(crate) connected: bool,
     /// The time of the last message from a frontend. Its age is the staleness of the node.
     pub(crate) last_contact: Option<Instant>,
-    /// The revision of the committed state.
-    pub committed: Option<(Epoch, Revision)>,
-    /// The revision that the kernel contains, except for `failures`.
-    pub programmed: Option<(Epoch, Revision)>,
+    /// When the process last followed the frontend: a loop that hangs does so no more.
+    pub(crate) last_iteration: Option<Instant>,
+}
+
+/// The deviations from the protocol since the start of the process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProtocolCounters {
+    /// Operations of the frontend that could not be applied.
+    pub rejected_operations: u64,
+    /// Digests that differed from the frontend's.
+    pub digest_mismatches: u64,
+    /// Commits that reflect an older version of the cluster than the commit before: the frontend lags behind another
+    /// one.
+    pub rollbacks: u64,
+}
+
+/// The Node object, as of the last commit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeProgress {
+    /// Whether load balancers may send new traffic to this node.
+    pub(crate) eligible: bool,
+    /// Whether the Node object is gone, and its last facts are used.
+    pub is_retained: bool,
+    /// Whether the Node object has no addresses, and its last addresses are used.
+    pub(crate) retains_addresses: bool,
+}
+
+/// The losses that await the confirmation of a frontend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LossProgress {
+    /// How often losses were withheld because they exceed the loss limit, since the start of the process.
+    pub(crate) rejected: u64,
+    /// The service ports that keep their endpoints until a snapshot confirms that they lost them.
+    pub withheld_service_ports: usize,
+    /// The service ports without their endpoints on this node, which has restarted, until a frontend confirms them.
+    pub unconfirmed_service_ports: usize,
+}
+
+/// The changes that frontends have sent, and whether the kernel has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ChangeProgress {
+    /// The operations since the start of the process.
+    pub(crate) received: ChangeCounts,
+    /// The operations that are not programmed yet.
+    pub(crate) pending: ChangeCounts,
+    /// Since when the kernel is, or may be, different from the committed state.
+    pub(crate) pending_since: Option<Instant>,
+    /// When the last change was committed.
+    pub(crate) last_queued: Option<SystemTime>,
+}
+
+/// What the calls of the backend have reported.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct KernelProgress {
     /// Why the last sync failed as a whole; `None` after a success.
     pub(crate) error: Option<String>,
-    /// The service ports of the programmed revision that are not programmed.
-    pub failures: Vec<ServicePortFailure>,
+    pub(crate) last_success: Option<SystemTime>,
     /// The service ports of a large change that are committed, but not programmed yet.
     pub(crate) unfinished: usize,
     /// The IP families that the kernel cannot program, and why.
     pub(crate) unusable_families: Vec<(IpFamily, String)>,
     /// The service ports with VIPs of each family, up to the programmed revision.
     pub(crate) with_vips: PerFamily<usize>,
-    /// The deviations from the protocol.
-    pub protocol: ProtocolCounters,
-    /// How often losses were withheld because they exceed the loss limit.
-    pub(crate) rejected_losses: u64,
-    /// The service ports that keep their endpoints until a snapshot confirms that they lost them.
-    pub withheld_service_ports: usize,
-    /// The service ports without their endpoints on this node, which has restarted, until a frontend confirms them.
-    pub unconfirmed_service_ports: usize,
-    /// Whether the Node object is gone, and its last facts are used.
-    pub retains_node: bool,
-    /// Whether the Node object has no addresses, and its last ones are used.
-    pub(crate) retains_addresses: bool,
-    /// Stale UDP flows that were deleted.
-    pub(crate) deleted_flows: u64,
-    /// Connections to endpoints that are gone, which are reset.
-    pub(crate) reset_connections: u64,
-    /// How often another process was seen to change our kernel objects.
-    pub(crate) drifts: u64,
-    /// The time that the backend waited for locks that other processes held.
-    pub(crate) lock_wait: Duration,
-    pub(crate) state_file_error: Option<String>,
-    /// Whether load balancers may send new traffic to this node, as of the last commit.
-    pub(crate) eligible: bool,
-    /// The service ports of the committed state.
-    pub(crate) service_ports: usize,
-    /// The operations received from frontends.
-    pub(crate) received: ChangeCounts,
-    /// Those that are not programmed yet.
-    pub(crate) pending: ChangeCounts,
-    /// Since when the kernel is, or may be, different from the committed state.
-    pub(crate) pending_since: Option<Instant>,
-    /// When the last change was committed.
-    pub(crate) last_queued: Option<SystemTime>,
-    pub(crate) last_success: Option<SystemTime>,
-    /// When the process last followed the frontend.
-    pub(crate) last_iteration: Option<Instant>,
     /// The programmed service ports with traffic policy Local and endpoints on other nodes only.
     pub(crate) no_local: PerFamily<NoLocalEndpoints>,
+    /// How often another process was seen to change our kernel objects, since the start of the process.
+    pub(crate) drifts: u64,
+    /// The time that the backend has waited for locks that other processes held, since the start of the process.
+    pub(crate) lock_wait: Duration,
+}
+
+/// The flows that changes have left behind, since the start of the process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FlowCounters {
+    /// Stale UDP flows, which were deleted.
+    pub(crate) deleted_udp: u64,
+    /// TCP connections to endpoints that are gone, which are reset.
+    pub(crate) reset_connections: u64,
 }
 
 /// Operations by what they change, as kube-proxy counts them.
@@ -82,18 +136,6 @@ pub(crate) struct ChangeCounts {
     pub(crate) pools: u64,
 }
 
-/// The deviations from the protocol since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ProtocolCounters {
-    /// Operations of the frontend that could not be applied.
-    pub rejected_operations: u64,
-    /// Digests that differed from the frontend's.
-    pub digest_mismatches: u64,
-    /// Commits that reflect an older version of the cluster than the one before: those of a frontend that lags behind
-    /// another one.
-    pub rollbacks: u64,
-}
-
 /// The number of service ports with traffic policy Local and endpoints on other nodes only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NoLocalEndpoints {
@@ -101,17 +143,24 @@ pub(crate) struct NoLocalEndpoints {
     pub(crate) external: usize,
 }
 
-impl Progress {
-    /// Counts the service ports with VIPs, with what has been programmed.
+impl NodeProgress {
+    pub(crate) fn of(state: &NodeState) -> Self {
+        Self {
+            eligible: state.node().eligible,
+            is_retained: state.retains_node(),
+            retains_addresses: state.retains_addresses(),
+        }
+    }
+}
+
+impl KernelProgress {
+    /// Counts the service ports with VIPs after these changes have been programmed.
     pub(crate) fn count_vips(&mut self, changes: &[ServicePortChange<'_>]) {
         for ServicePortChange { before, after, .. } in changes {
             for family in IpFamily::ALL {
-                let has_vips = |ServicePortState { port, .. }: &ServicePortState| {
-                    port.cluster_ips[family].is_some() || port.external_policy_ips(family).next().is_some()
-                };
-                let [before, after] = [before, after].map(|service| usize::from(service.is_some_and(has_vips)));
                 let count = &mut self.with_vips[family];
-                *count = *count + after - before;
+                *count += usize::from(after.is_some_and(|after| has_vips(after, family)));
+                *count -= usize::from(before.is_some_and(|before| has_vips(before, family)));
             }
         }
     }
@@ -133,6 +182,10 @@ impl Progress {
     }
 }
 
+fn has_vips(ServicePortState { port, .. }: &ServicePortState, family: IpFamily) -> bool {
+    port.cluster_ips[family].is_some() || port.external_policy_ips(family).next().is_some()
+}
+
 impl ChangeCounts {
     /// Counts operations. Facts and resets count as neither.
     pub(crate) fn of(operations: &[Operation]) -> Self {
@@ -145,6 +198,14 @@ impl ChangeCounts {
             }
         }
         counts
+    }
+}
+
+impl Sub for ChangeCounts {
+    type Output = Self;
+
+    fn sub(self, Self { service_ports, pools }: Self) -> Self {
+        Self { service_ports: self.service_ports - service_ports, pools: self.pools - pools }
     }
 }
 

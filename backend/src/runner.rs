@@ -17,6 +17,7 @@ use crate::{
     identity::BackendIdentity,
     loss::LossGuard,
     metrics::Metrics,
+    progress::NodeProgress,
     replica::Replica,
     store::DEFAULT_STATE_FILE,
     stream::StreamFollower,
@@ -129,11 +130,9 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         let replica = Replica::new(identity, store, stored.flatten(), losses, role);
         progress.send_modify(|progress| {
             progress.committed = replica.committed();
-            progress.eligible = replica.state().node().eligible;
-            progress.retains_node = replica.state().retains_node();
-            progress.retains_addresses = replica.state().retains_addresses();
-            progress.unconfirmed_service_ports = replica.losses.unconfirmed_service_ports();
             progress.service_ports = replica.state().service_ports().len();
+            progress.node = NodeProgress::of(replica.state());
+            progress.losses.unconfirmed_service_ports = replica.losses.unconfirmed_service_ports();
         });
         let health = HealthChecks::default();
         // A task of its own, so that a load balancer need not wait for the backend. Dropping it closes all listeners.

@@ -113,7 +113,7 @@ impl<T: FlowTable> Worker<T> {
         self.passes.resets.ended(begun.elapsed(), &result);
         if let Ok(connections @ 1..) = result {
             info!(connections, "resetting connections to endpoints that are gone");
-            self.progress.send_modify(|progress| progress.reset_connections += connections as u64);
+            self.progress.send_modify(|progress| progress.flows.reset_connections += connections as u64);
         }
     }
 
@@ -149,7 +149,7 @@ impl<T: FlowTable> Worker<T> {
             debug!(flows, took_ms, "{event}");
         }
         if flows > 0 {
-            self.progress.send_modify(|progress| progress.deleted_flows += flows as u64);
+            self.progress.send_modify(|progress| progress.flows.deleted_udp += flows as u64);
         }
         for FamilyCleanup { family, deleted, took } in cleanups {
             self.metrics.conntrack_cleanup(family, took, deleted);

@@ -277,7 +277,7 @@ impl HealthCheckServers {
                 let (checks, progress) = (self.checks.clone(), self.progress.clone());
                 let serving = http::serve(socket, "health checks", self.connections.clone(), move |_| {
                     let progress = progress.borrow();
-                    let is_healthy = progress.is_alive() && progress.is_usable(family);
+                    let is_healthy = progress.is_alive() && progress.kernel.is_usable(family);
                     answer(checks.borrow().get(check_port), is_healthy)
                 });
                 let mut task = JoinSet::new();

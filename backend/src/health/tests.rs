@@ -58,7 +58,7 @@ fn start_at(addresses: NodePortAddresses) -> Fixture {
 
 fn start_with(addresses: NodePortAddresses, set: impl FnOnce(&mut HealthCheckServers)) -> Fixture {
     let (health, progress) = (HealthChecks::default(), watch::Sender::<Progress>::default());
-    progress.send_modify(|progress| progress.last_iteration = Some(tokio::time::Instant::now()));
+    progress.send_modify(|progress| progress.stream.last_iteration = Some(tokio::time::Instant::now()));
     let mut servers = HealthCheckServers::new(&health, addresses, progress.subscribe());
     set(&mut servers);
     let mut tasks = JoinSet::new();
@@ -165,12 +165,12 @@ fn answer_is_unhealthy_in_a_family_that_is_not_programmed() {
     run(|| async {
         let fixture = start();
         fixture.progress.send_modify(|progress| {
-            progress.unusable_families = vec![(IpFamily::V6, "no such table".to_owned())];
+            progress.kernel.unusable_families = vec![(IpFamily::V6, "no such table".to_owned())];
         });
         fixture.publish(&state(&["10.244.1.1:80", "[fd00:244::1]:80"]));
         assert_eq!(eventually(IpFamily::V4).await, answer(200, 1, "true"));
         assert_eq!(eventually(IpFamily::V6).await, answer(503, 1, "false"));
-        fixture.progress.send_modify(|progress| progress.unusable_families.clear());
+        fixture.progress.send_modify(|progress| progress.kernel.unusable_families.clear());
         assert_eq!(ask(IpFamily::V6).await.unwrap(), answer(200, 1, "true"));
     });
 }
@@ -201,8 +201,8 @@ fn answer_is_unhealthy_when_syncs_have_failed_for_a_minute() {
         assert_eq!(eventually(IpFamily::V4).await, answer(200, 1, "true"));
         let failing_for = |seconds| {
             fixture.progress.send_modify(|progress| {
-                progress.error = Some("no memory".to_owned());
-                progress.pending_since = tokio::time::Instant::now().checked_sub(Duration::from_secs(seconds));
+                progress.kernel.error = Some("no memory".to_owned());
+                progress.changes.pending_since = tokio::time::Instant::now().checked_sub(Duration::from_secs(seconds));
             });
         };
         for (seconds, expected) in [(0, answer(200, 1, "true")), (50, answer(200, 1, "true"))] {
@@ -211,7 +211,10 @@ fn answer_is_unhealthy_when_syncs_have_failed_for_a_minute() {
         }
         failing_for(60);
         assert_eq!(ask(IpFamily::V4).await.unwrap(), answer(503, 1, "false"));
-        fixture.progress.send_modify(|progress| (progress.error, progress.pending_since) = (None, None));
+        fixture.progress.send_modify(|progress| {
+            progress.kernel.error = None;
+            progress.changes.pending_since = None;
+        });
         assert_eq!(ask(IpFamily::V4).await.unwrap(), answer(200, 1, "true"));
     });
 }

@@ -20,8 +20,9 @@ const OF_THE_PROGRAM: &str = "fairlead_backend_stale_objects";
 
 /// The lines with this prefix of one scrape of this backend, without the prefix.
 fn scraped(backend: &'static str, metrics: &Arc<Metrics>, start: &str) -> Vec<String> {
-    let last_contact = Some(tokio::time::Instant::now());
-    let progress = watch::Sender::new(Progress { last_contact, ..Progress::default() });
+    let mut progress = Progress::default();
+    progress.stream.last_contact = Some(tokio::time::Instant::now());
+    let progress = watch::Sender::new(progress);
     let (version, started) = ("1".to_owned(), SystemTime::now());
     let identity = BackendIdentity { node: "node".into(), backend, version, started };
     let observer = Observer { identity: identity.into(), progress: progress.subscribe(), metrics: metrics.clone() };

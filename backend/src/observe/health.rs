@@ -24,9 +24,11 @@ use crate::{Progress, metrics::Metrics};
 
 /// A sync that fails for this long makes the process unhealthy: twice kube-proxy's default sync period.
 pub(crate) const SYNC_FAILING: Duration = Duration::from_secs(60);
+
 /// A change that has not failed, but does not end: the longest that programming a large cluster with the slowest
 /// backend takes.
 pub(super) const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
+
 /// A process that does not follow the frontend for this long hangs: without messages it does every ten seconds.
 pub(super) const LOOP_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -39,8 +41,8 @@ struct HealthBody {
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
     healthy: bool,
-    /// One sync programs both families. One that the kernel cannot program is not healthy; the process is, unless all
-    /// VIPs are in that family.
+    /// One sync programs both families. A family that the kernel cannot program is not healthy; the process is, unless
+    /// all VIPs are in that family.
     status: BTreeMap<&'static str, FamilyStatus>,
 }
 
@@ -57,13 +59,14 @@ impl Observer {
     #[must_use]
     pub fn health<B>(&self, request: &Request<B>) -> Response<String> {
         let progress = self.progress.borrow();
-        let (is_alive, is_ready) = (progress.is_alive(), progress.is_ready());
+        let is_alive = progress.is_alive();
+        let is_ready = progress.is_ready();
         match request.uri().path() {
             "/healthz" => {
                 let is_healthy = is_alive && is_ready;
-                let ok = is_healthy && progress.eligible;
+                let ok = is_healthy && progress.node.eligible;
                 Metrics::answered(&self.metrics.healthz, ok);
-                answer(ok, &HealthBody::of(&progress, is_healthy, Some(progress.eligible)))
+                answer(ok, &HealthBody::of(&progress, is_healthy, Some(progress.node.eligible)))
             }
             "/livez" => {
                 Metrics::answered(&self.metrics.livez, is_alive);
@@ -79,17 +82,18 @@ impl Observer {
 impl Progress {
     /// Whether the kernel contains a state. A node on which no VIP is served is not ready either.
     fn is_ready(&self) -> bool {
-        self.programmed.is_some() && !self.serves_nothing()
+        self.programmed.is_some() && !self.kernel.serves_nothing()
     }
 
     /// Whether no sync fails or hangs for too long.
     pub(crate) fn is_alive(&self) -> bool {
         let since = |time: Option<Instant>| time.map_or(Duration::ZERO, |time| time.elapsed());
-        let waiting = since(self.pending_since);
-        match (&self.pending_since, &self.error) {
+        let pending_since = self.changes.pending_since;
+        let waiting = since(pending_since);
+        match (pending_since, &self.kernel.error) {
             (Some(_), Some(_)) => waiting < SYNC_FAILING,
             (Some(_), None) => waiting < SYNC_TIMEOUT,
-            (None, _) => since(self.last_iteration) < LOOP_TIMEOUT,
+            (None, _) => since(self.stream.last_iteration) < LOOP_TIMEOUT,
         }
     }
 }
@@ -97,11 +101,12 @@ impl Progress {
 impl HealthBody {
     fn of(progress: &Progress, healthy: bool, node_eligible: Option<bool>) -> Self {
         let now = SystemTime::now();
-        // A healthy kernel is up to date now.
-        let last_updated = if healthy { Some(now) } else { progress.last_success }.map(rfc3339).unwrap_or_default();
+        // The kernel of a healthy node is up to date now.
+        let last_updated =
+            if healthy { Some(now) } else { progress.kernel.last_success }.map(rfc3339).unwrap_or_default();
         let status = |family| FamilyStatus {
             last_updated: last_updated.clone(),
-            healthy: healthy && progress.is_usable(family),
+            healthy: healthy && progress.kernel.is_usable(family),
         };
         let status = IpFamily::ALL.into_iter().map(|family| (family.name(), status(family))).collect();
         Self { last_updated, current_time: rfc3339(now), node_eligible, healthy, status }
@@ -115,7 +120,7 @@ fn ready(progress: &Progress) -> String {
         Some(_) => "not ready: no VIP is served",
         None => "not ready: the kernel contains no state of this node yet",
     };
-    let degraded = progress.unusable_families.iter();
+    let degraded = progress.kernel.unusable_families.iter();
     let degraded: String = degraded.map(|(family, reason)| format!("{family} is not programmed: {reason}\n")).collect();
     format!("{answer}\n{degraded}")
 }

@@ -35,7 +35,7 @@ fn mk_loop() -> FakeLoop {
 impl FakeLoop {
     fn iterate(&self, change: impl FnOnce(&mut Progress)) {
         self.progress.send_modify(|progress| {
-            progress.last_iteration = Some(Instant::now());
+            progress.stream.last_iteration = Some(Instant::now());
             change(progress);
         });
     }
@@ -43,10 +43,10 @@ impl FakeLoop {
     /// The first commit is programmed.
     fn programmed(&self) {
         self.iterate(|progress| {
-            progress.eligible = true;
+            progress.node.eligible = true;
             progress.programmed = Some((Epoch(1), Revision(7)));
-            progress.last_success = Some(SystemTime::now());
-            progress.pending_since = None;
+            progress.kernel.last_success = Some(SystemTime::now());
+            progress.changes.pending_since = None;
         });
     }
 
@@ -86,7 +86,7 @@ async fn without_a_first_frontend_the_backend_is_alive_but_neither_healthy_nor_r
 async fn node_about_to_be_removed_is_alive_but_not_healthy() {
     let backend = mk_loop();
     backend.programmed();
-    backend.iterate(|progress| progress.eligible = false);
+    backend.iterate(|progress| progress.node.eligible = false);
     assert_eq!(backend.statuses(), [503, 200, 200]);
     let body = backend.body("/healthz");
     assert_eq!((&body["healthy"], &body["nodeEligible"]), (&true.into(), &false.into()), "{body}");
@@ -108,8 +108,8 @@ async fn node_is_not_healthy_if_the_only_family_with_vips_cannot_be_programmed()
         (v6, [0, 0], 200),
     ] {
         backend.iterate(|progress| {
-            progress.unusable_families = vec![(unusable, "no such table".to_owned())];
-            progress.with_vips = PerFamily { v4: with_vips[0], v6: with_vips[1] };
+            progress.kernel.unusable_families = vec![(unusable, "no such table".to_owned())];
+            progress.kernel.with_vips = PerFamily { v4: with_vips[0], v6: with_vips[1] };
         });
         assert_eq!(backend.statuses(), [expected, 200, expected], "{unusable} {with_vips:?}");
         let body = backend.body("/healthz");
@@ -118,7 +118,7 @@ async fn node_is_not_healthy_if_the_only_family_with_vips_cannot_be_programmed()
         let answer = if expected == 200 { "ready" } else { "not ready: no VIP is served" };
         assert_eq!(ready, format!("{answer}\n{unusable} is not programmed: no such table\n"));
     }
-    backend.iterate(|progress| progress.unusable_families.clear());
+    backend.iterate(|progress| progress.kernel.unusable_families.clear());
     assert_eq!(backend.statuses(), [200, 200, 200]);
 }
 
@@ -128,8 +128,8 @@ async fn backend_that_fails_for_a_minute_or_hangs_for_five_is_not_alive() {
         let backend = mk_loop();
         backend.programmed();
         backend.iterate(|progress| {
-            progress.pending_since = Some(Instant::now());
-            progress.error = error.map(str::to_owned);
+            progress.changes.pending_since = Some(Instant::now());
+            progress.kernel.error = error.map(str::to_owned);
         });
         advance(patience - SECOND).await;
         assert_eq!(backend.statuses(), [200, 200, 200], "{error:?}");

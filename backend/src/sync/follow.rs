@@ -19,6 +19,7 @@ use crate::{
     dataplane::NodePortAddresses,
     flows::Flows,
     metrics::Metrics,
+    progress::{ChangeProgress, NodeProgress},
     replica::{Committed, Reaction, Replica},
     stream::{StreamEvent, StreamFollower},
 };
@@ -45,9 +46,11 @@ impl<C: Connect> Follower<C> {
         while !shutdown.is_triggered() {
             self.report();
             // The last ack is sent again when a large change is programmed, unless that fails.
-            let is_programming = !self.programmed.borrow().backlog.is_empty() && self.progress.borrow().error.is_none();
+            let is_unfinished = !self.programmed.borrow().backlog.is_empty();
+            let is_programming = is_unfinished && self.progress.borrow().kernel.error.is_none();
             let may_be_idle = self.acks.is_waiting() || self.acks.may_be_repeated() && is_programming;
-            let (confirm_at, repeat_at) = (self.replica.confirm_at(), self.acks.repeat_at);
+            let confirm_at = self.replica.confirm_at();
+            let repeat_at = self.acks.repeat_at;
             let Self { stream, replica, programmed, .. } = &mut self;
             tokio::select! {
                 () = shutdown.recv() => {}
@@ -82,7 +85,7 @@ impl<C: Connect> Follower<C> {
     fn handle_message(&mut self, message: ServerMessage) {
         let reaction = self.replica.handle(message);
         self.progress.send_modify(|progress| {
-            progress.last_contact = Some(Instant::now());
+            progress.stream.last_contact = Some(Instant::now());
             progress.committed = self.replica.committed();
             progress.protocol = self.replica.counters;
         });
@@ -104,9 +107,12 @@ impl<C: Connect> Follower<C> {
         let at = Instant::now();
         let number = self.target.borrow().number + 1;
         self.acks.received(number, digest);
+
         let state = self.replica.state();
         let changes = Changes::between(&self.target.borrow().state, state);
+        let is_changed = !changes.is_empty();
         self.flows.record(|pending| pending.committed(departed, &changes, state));
+
         let withheld = self.replica.losses.withheld_service_ports();
         if let Some(loss) = loss {
             error!(
@@ -116,13 +122,17 @@ impl<C: Connect> Follower<C> {
             );
         }
         self.progress.send_modify(|progress| {
-            progress.committed(state, &changes, counts, at);
-            progress.rejected_losses += u64::from(loss.is_some());
-            progress.withheld_service_ports = withheld;
-            progress.unconfirmed_service_ports = self.replica.losses.unconfirmed_service_ports();
+            progress.service_ports = state.service_ports().len();
+            progress.node.update(state);
+            progress.changes.queued(counts, is_changed.then_some(at));
+            progress.losses.rejected += u64::from(loss.is_some());
+            progress.losses.withheld_service_ports = withheld;
+            progress.losses.unconfirmed_service_ports = self.replica.losses.unconfirmed_service_ports();
         });
-        let is_changed = !changes.is_empty();
-        if let Some(time) = trigger.filter(|_| is_changed) {
+
+        if let Some(time) = trigger
+            && is_changed
+        {
             self.acks.triggered(Trigger { number, time, service_ports: changes.service_ports });
         }
         self.target.send_modify(|target| {
@@ -151,13 +161,13 @@ impl<C: Connect> Follower<C> {
     }
 
     fn session_begun(&self) {
-        self.progress.send_modify(|progress| progress.connected = true);
+        self.progress.send_modify(|progress| progress.stream.connected = true);
     }
 
     fn session_ended(&mut self) {
         self.replica.session_ended();
         self.acks.session_ended(self.target.borrow().number);
-        self.progress.send_modify(|progress| progress.connected = false);
+        self.progress.send_modify(|progress| progress.stream.connected = false);
     }
 
     /// Only what the backend has reached since the last time is acked: while it fails or hangs, nothing is.
@@ -175,18 +185,19 @@ impl<C: Connect> Follower<C> {
     fn report(&self) {
         let error = self.replica.flush();
         self.progress.send_if_modified(|progress| {
-            progress.last_iteration = Some(Instant::now());
+            progress.stream.last_iteration = Some(Instant::now());
             mem::replace(&mut progress.state_file_error, error.clone()) != error
         });
     }
 }
 
-impl Progress {
-    /// Records a commit, with its operations.
-    fn committed(&mut self, state: &NodeState, changes: &Changes, counts: ChangeCounts, at: Instant) {
-        let retained = mem::replace(&mut self.retains_node, state.retains_node());
-        let NodeInfo { name: node, addresses, pod_cidrs, eligible, .. } = state.node();
-        match (retained, self.retains_node) {
+impl NodeProgress {
+    /// Takes over the Node object of a commit, and logs whether it has disappeared or returned.
+    fn update(&mut self, state: &NodeState) {
+        let before = mem::replace(self, Self::of(state));
+        let NodeInfo { name: node, addresses, pod_cidrs, .. } = state.node();
+
+        match (before.is_retained, self.is_retained) {
             (false, true) => {
                 warn!(
                     %node, ?addresses, ?pod_cidrs,
@@ -196,17 +207,21 @@ impl Progress {
             (true, false) => info!(%node, "the Node object exists again"),
             _ => {}
         }
-        match (mem::replace(&mut self.retains_addresses, state.retains_addresses()), self.retains_addresses) {
+        match (before.retains_addresses, self.retains_addresses) {
             (false, true) => warn!(%node, ?addresses, "the Node object has no addresses, its last ones are used"),
-            (true, false) if !self.retains_node => info!(%node, ?addresses, "the Node object has addresses again"),
+            (true, false) if !self.is_retained => info!(%node, ?addresses, "the Node object has addresses again"),
             _ => {}
         }
-        self.eligible = *eligible;
-        self.service_ports = state.service_ports().len();
-        self.received += counts;
-        self.pending += counts;
-        if !changes.is_empty() {
-            self.pending_since.get_or_insert(at);
+    }
+}
+
+impl ChangeProgress {
+    /// Counts the operations of a commit, which changes the state at this time; `None`: it changes nothing.
+    fn queued(&mut self, operations: ChangeCounts, changed_at: Option<Instant>) {
+        self.received += operations;
+        self.pending += operations;
+        if let Some(changed_at) = changed_at {
+            self.pending_since.get_or_insert(changed_at);
             self.last_queued = Some(SystemTime::now());
         }
     }

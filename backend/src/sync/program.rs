@@ -211,7 +211,7 @@ impl<B: Backend> Programmer<B> {
         let answer = timeout(SYNC_FAILING, self.backend.is_programmed()).await;
         let answer = answer.unwrap_or_else(|_| {
             let error = anyhow!("the kernel was not read within {} s", SYNC_FAILING.as_secs());
-            self.reporter.progress.send_modify(|progress| progress.error = Some(error.to_string()));
+            self.reporter.progress.send_modify(|progress| progress.kernel.error = Some(error.to_string()));
             Err(error)
         });
         let is_programmed = answer.unwrap_or_else(|error| {
@@ -293,7 +293,7 @@ impl<B: Backend> Programmer<B> {
         }
         if self.drifts.reported(report) {
             self.reporter.metrics.repairs.inc();
-            self.reporter.progress.send_modify(|progress| progress.drifts = self.drifts.count);
+            self.reporter.progress.send_modify(|progress| progress.kernel.drifts = self.drifts.count);
         }
     }
 
@@ -301,7 +301,7 @@ impl<B: Backend> Programmer<B> {
     fn accepts_again(&self, report: &SyncReport) -> bool {
         let failing: BTreeSet<_> = report.failures.iter().map(|failure| &failure.key).collect();
         let left_out: BTreeSet<_> = report.unusable_families.iter().map(|(family, _)| family).collect();
-        let unusable = &self.reporter.progress.borrow().unusable_families;
+        let unusable = &self.reporter.progress.borrow().kernel.unusable_families;
         self.rejected.iter().any(|failure| !failing.contains(&failure.key))
             || unusable.iter().any(|(family, _)| !left_out.contains(family))
     }
@@ -323,7 +323,7 @@ impl<B: Backend> Programmer<B> {
             return;
         }
 
-        let degraded = describe_unserved(&self.reporter.progress.borrow());
+        let degraded = describe_unserved(&self.reporter.progress.borrow().kernel);
         self.programmed.send_modify(|programmed| programmed.accepted(&self.handed, failures, degraded));
         self.reporter.programmed(&self.handed, &self.targets.borrow(), &self.programmed.borrow());
     }
@@ -336,7 +336,7 @@ impl<B: Backend> Programmer<B> {
             self.drifts.is_suspected = false;
         }
         self.schedule.invalidate(Instant::now() + repair_in);
-        self.reporter.progress.send_modify(|progress| progress.drifts = self.drifts.count);
+        self.reporter.progress.send_modify(|progress| progress.kernel.drifts = self.drifts.count);
     }
 }
 
@@ -464,7 +464,7 @@ mod tests {
             programmer.hand(Target { number: 2, ..Target::stored(newest.clone(), None, Origin::Stored) }, &changes);
             programmer.call(Work::Reconcile, &changes).await;
             assert_eq!(programmer.drifts.count, count, "{drift:?}");
-            assert_eq!(programmer.reporter.progress.borrow().drifts, count);
+            assert_eq!(programmer.reporter.progress.borrow().kernel.drifts, count);
             // Its end would wait for a thread.
             mem::forget(programmer.flows);
         }

@@ -21,6 +21,7 @@ use crate::{
     LINE_RATE, Progress, SyncReport,
     backend::Work,
     metrics::{Metrics, count_no_local},
+    progress::KernelProgress,
 };
 
 /// Publishes [`Progress`] and counts [`Metrics`].
@@ -34,7 +35,7 @@ pub(crate) struct Reporter {
     lines: TokenBucket,
     /// The calls of the backend since the last line.
     unlogged: UnloggedCalls,
-    /// Those of them up to the last change that is programmed.
+    /// The calls up to the last change that is programmed, which have no line yet.
     deferred: Option<UnloggedCalls>,
 }
 
@@ -42,7 +43,7 @@ pub(crate) struct Reporter {
 #[derive(Clone, Copy, Debug, Default)]
 struct UnloggedCalls {
     is_reconcile: bool,
-    /// The last one that is programmed.
+    /// The last revision that is programmed.
     revision: Option<u64>,
     /// How often everything was programmed.
     syncs: usize,
@@ -66,7 +67,9 @@ impl Reporter {
     }
 
     pub(super) fn begun(&self, at: Instant) {
-        self.progress.send_modify(|progress| progress.pending_since = progress.pending_since.or(Some(at)));
+        self.progress.send_modify(|progress| {
+            progress.changes.pending_since.get_or_insert(at);
+        });
     }
 
     /// The kernel has got further. `newest`: the newest target.
@@ -74,12 +77,12 @@ impl Reporter {
         let Programmed { complete, backlog, .. } = programmed;
         let is_finished = backlog.is_empty();
         self.progress.send_modify(|progress| {
-            progress.unfinished = backlog.service_ports.len();
+            progress.kernel.unfinished = backlog.service_ports.len();
             if is_finished {
                 progress.programmed = handed.committed;
-                progress.pending.service_ports = newest.received.service_ports - handed.received.service_ports;
-                progress.pending.pools = newest.received.pools - handed.received.pools;
-                progress.pending_since = (newest.state != handed.state).then_some(newest.changed_at);
+                progress.changes.pending = newest.received - handed.received;
+                let is_newest = newest.state == handed.state;
+                progress.changes.pending_since = if is_newest { None } else { Some(newest.changed_at) };
             } else if complete.number > 0 {
                 // While changes keep coming, the newest one may never be programmed completely.
                 progress.programmed = Some((complete.epoch, complete.revision));
@@ -104,10 +107,10 @@ impl Reporter {
         if let Some(Recovery { count, duration }) = self.sync_failures.recovered() {
             info!(backend, failures = count, after_ms = duration.as_millis(), "kernel programmed again");
         }
-        let revision = target.committed.map(|(_, revision)| revision.0);
+
         if work == Work::Reconcile {
             self.log_applied();
-            // What a change has written so far is not part of the reconcile.
+            // The writes of an unfinished change are not part of the reconcile.
             self.unlogged = UnloggedCalls::default();
         }
         let calls = &mut self.unlogged;
@@ -122,6 +125,8 @@ impl Reporter {
             Work::Apply if calls.is_reconcile => {}
             Work::Apply => calls.service_ports += completed.len(),
         }
+
+        let revision = target.committed.map(|(_, revision)| revision.0);
         if let Some(unfinished) = unfinished {
             debug!(revision, unfinished = unfinished.len(), writes, took_ms = milliseconds(took), "partly programmed");
         } else {
@@ -135,17 +140,19 @@ impl Reporter {
                 self.log_due();
             }
         }
+
         self.metrics.synced(work, took, *writes);
-        log_unusable_families(&self.progress.borrow().unusable_families, unusable_families);
+        log_unusable_families(&self.progress.borrow().kernel.unusable_families, unusable_families);
         self.progress.send_modify(|progress| {
-            progress.error = None;
-            progress.lock_wait += *lock_wait;
-            count_no_local(&mut progress.no_local, completed);
-            progress.count_vips(completed);
-            progress.unusable_families.clone_from(unusable_families);
-            progress.last_success = Some(SystemTime::now());
+            let kernel = &mut progress.kernel;
+            kernel.error = None;
+            kernel.lock_wait += *lock_wait;
+            count_no_local(&mut kernel.no_local, completed);
+            kernel.count_vips(completed);
+            kernel.unusable_families.clone_from(unusable_families);
+            kernel.last_success = Some(SystemTime::now());
             // Each transaction is progress.
-            progress.pending_since = Some(Instant::now());
+            progress.changes.pending_since = Some(Instant::now());
         });
     }
 
@@ -180,7 +187,7 @@ impl Reporter {
         } else {
             debug!(backend, error, retry_in_ms, "still cannot program the kernel");
         }
-        self.progress.send_modify(|progress| progress.error = Some(error));
+        self.progress.send_modify(|progress| progress.kernel.error = Some(error));
     }
 }
 
@@ -209,9 +216,9 @@ fn log_unusable_families(before: &[(IpFamily, String)], now: &[(IpFamily, String
     }
 }
 
-/// What acks tell the frontend of VIPs that are not served because of their family.
-pub(super) fn describe_unserved(progress: &Progress) -> Vec<String> {
-    progress.unserved_families().map(|(family, reason)| format!("{family} is not programmed: {reason}")).collect()
+/// The texts in acks about VIPs that are not served because of their family.
+pub(super) fn describe_unserved(kernel: &KernelProgress) -> Vec<String> {
+    kernel.unserved_families().map(|(family, reason)| format!("{family} is not programmed: {reason}")).collect()
 }
 
 fn milliseconds(duration: Duration) -> f64 {

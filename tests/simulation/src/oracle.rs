@@ -110,7 +110,7 @@ impl ProcessHistory {
 }
 
 fn is_withholding(progress: &Progress) -> bool {
-    progress.withheld_service_ports > 0 || progress.unconfirmed_service_ports > 0
+    progress.losses.withheld_service_ports > 0 || progress.losses.unconfirmed_service_ports > 0
 }
 
 impl NodeOracle {
@@ -256,7 +256,8 @@ impl NodeOracle {
         {
             let progress = process.progress.borrow();
             let was_withheld = process.withheld_at.is_some_and(|at| self.trace.elapsed() < at + AFTER_WITHHELD);
-            let is_partial = progress.withheld_service_ports > 0 || progress.unconfirmed_service_ports > 0;
+            let is_partial =
+                progress.losses.withheld_service_ports > 0 || progress.losses.unconfirmed_service_ports > 0;
             if was_withheld || is_partial || kernel.is_degraded() {
                 return;
             }
@@ -342,7 +343,7 @@ impl NodeHistory {
         let is_part_of = |state: &MirroredState| {
             state.service_ports.get(key).is_some_and(|whole| service == whole || is_part(service, whole))
         };
-        if progress.unconfirmed_service_ports > 0 && states().any(is_part_of) {
+        if progress.losses.unconfirmed_service_ports > 0 && states().any(is_part_of) {
             return Ok(());
         }
         let has_lost = |state: &MirroredState| {
@@ -351,7 +352,7 @@ impl NodeHistory {
             ports
                 .all(|(_, service)| service.cluster.iter().chain(service.local.iter()).all(|(_, pool)| pool.is_empty()))
         };
-        if progress.withheld_service_ports > 0
+        if progress.losses.withheld_service_ports > 0
             && states().any(has_lost)
             && self.states[process.begin..].iter().any(|known| {
                 let whole = known.state.service_ports.get(key);

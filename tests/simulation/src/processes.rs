@@ -208,7 +208,7 @@ impl NodeProcess {
         let oracle = self.oracle.clone();
         tokio::spawn(async move {
             while progress.changed().await.is_ok() {
-                if progress.borrow_and_update().withheld_service_ports > 0 {
+                if progress.borrow_and_update().losses.withheld_service_ports > 0 {
                     oracle.withholding();
                 }
             }

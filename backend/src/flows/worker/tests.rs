@@ -171,7 +171,7 @@ impl Fixture {
     }
 
     fn deleted_flows(&self) -> u64 {
-        self.progress.borrow().deleted_flows
+        self.progress.borrow().flows.deleted_udp
     }
 }
 

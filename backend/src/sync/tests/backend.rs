@@ -22,7 +22,7 @@ async fn ack_waits_until_the_backend_has_recovered() {
     peer.bookmark(4, total(&states[2])).await;
     assert_eq!(peer.barrier().await, total(&states[2]));
     let progress = fixture.progress.borrow().clone();
-    assert_eq!(progress.error.as_deref(), Some("reconcile: no memory"));
+    assert_eq!(progress.kernel.error.as_deref(), Some("reconcile: no memory"));
     assert_eq!(progress.committed, Some((EPOCH, Revision(4))));
     assert_eq!(progress.programmed, Some((EPOCH, Revision(1))));
 
@@ -32,7 +32,7 @@ async fn ack_waits_until_the_backend_has_recovered() {
     assert!(ack.apply_time > Duration::ZERO);
     assert_eq!(fixture.kernel.service_ports(), *states[2].service_ports());
     assert_eq!(fixture.kernel.calls().last(), Some(&Call::Reconcile(2)));
-    assert_eq!(fixture.progress.borrow().error, None);
+    assert_eq!(fixture.progress.borrow().kernel.error, None);
     fixture.stop().await;
 }
 
@@ -58,7 +58,7 @@ async fn family_that_cannot_be_programmed_is_reported_while_it_has_vips() {
         let ack = peer.ack().await;
         assert_eq!((ack.received, ack.programmed), (Revision(revision), Revision(revision)));
         assert_eq!(ack.degraded, degraded, "{revision}");
-        assert_eq!(fixture.progress.borrow().serves_nothing(), serves_nothing, "{revision}");
+        assert_eq!(fixture.progress.borrow().kernel.serves_nothing(), serves_nothing, "{revision}");
         before = state;
     }
     peer.commit(5, 6, operations_between(&both, &v4)).await;
@@ -182,7 +182,7 @@ async fn drift_is_repaired() {
     fixture.kernel.calls_reach(calls + 1).await;
     assert_eq!(fixture.kernel.calls()[calls..], [Call::Reconcile(1)]);
     assert_eq!(fixture.kernel.service_ports(), *state.service_ports());
-    assert_eq!(fixture.progress.borrow().drifts, 1);
+    assert_eq!(fixture.progress.borrow().kernel.drifts, 1);
     fixture.stop().await;
 }
 
@@ -327,8 +327,8 @@ async fn pending_since_is_the_time_of_the_commit() {
     let mut fixture = start(&FakeKernel::default(), None);
     let mut peer = fixture.following(&states[0]).await;
     let progress = fixture.progress.borrow().clone();
-    assert_eq!((progress.pending_since, progress.pending), (None, ChangeCounts::default()));
-    assert!(progress.eligible && progress.last_success.is_some());
+    assert_eq!((progress.changes.pending_since, progress.changes.pending), (None, ChangeCounts::default()));
+    assert!(progress.node.eligible && progress.kernel.last_success.is_some());
 
     fixture.kernel.fail("no memory");
     let begun = Instant::now();
@@ -337,12 +337,12 @@ async fn pending_since_is_the_time_of_the_commit() {
     fixture.kernel.calls_reach(calls + 5).await;
     peer.barrier().await;
     let progress = fixture.progress.borrow().clone();
-    assert_eq!(progress.pending_since, Some(begun), "since the commit, not since the last failure");
-    assert_eq!(progress.pending, ChangeCounts { service_ports: 1, pools: 1 });
+    assert_eq!(progress.changes.pending_since, Some(begun), "since the commit, not since the last failure");
+    assert_eq!(progress.changes.pending, ChangeCounts { service_ports: 1, pools: 1 });
     fixture.kernel.recover();
     peer.ack().await;
     let progress = fixture.progress.borrow().clone();
-    assert_eq!((progress.pending_since, progress.pending), (None, ChangeCounts::default()));
+    assert_eq!((progress.changes.pending_since, progress.changes.pending), (None, ChangeCounts::default()));
     fixture.stop().await;
 }
 
@@ -351,7 +351,7 @@ async fn idle_loop_keeps_running() {
     let mut fixture = start(&FakeKernel::default(), None);
     let _never_answers = fixture.session().await;
     tokio::time::sleep(600 * SECOND).await;
-    let last = fixture.progress.borrow().last_iteration.unwrap();
+    let last = fixture.progress.borrow().stream.last_iteration.unwrap();
     assert!(last.elapsed() <= MAX_IDLE, "{:?}", last.elapsed());
     fixture.stop().await;
 }

@@ -36,8 +36,8 @@ async fn programming_and_shutdown_do_not_wait_for_a_disk_that_does_not_write() {
     fixture.progress.wait_for(|progress| progress.state_file_error.is_some()).await.unwrap();
     let progress = fixture.progress.borrow().clone();
     assert_eq!(progress.state_file_error.as_deref(), Some("no write has finished for 10 s"));
-    assert_eq!((progress.error, progress.pending_since), (None, None), "the kernel is programmed");
-    assert!(progress.last_iteration.unwrap().elapsed() <= MAX_IDLE, "the loop runs");
+    assert_eq!((progress.kernel.error, progress.changes.pending_since), (None, None), "the kernel is programmed");
+    assert!(progress.stream.last_iteration.unwrap().elapsed() <= MAX_IDLE, "the loop runs");
     fixture.stop().await;
     assert!(!file.exists());
 }

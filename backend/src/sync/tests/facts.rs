@@ -52,7 +52,7 @@ fn assert_former_endpoints_are_left_out(fixture: &Fixture) {
     assert!(!any_endpoints("default/here"), "rejected, not dropped");
     assert!(any_endpoints("default/both"));
     assert_eq!(of("default/there", PoolClass::Cluster), ["10.244.2.2:80"]);
-    assert_eq!(fixture.progress.borrow().unconfirmed_service_ports, 2);
+    assert_eq!(fixture.progress.borrow().losses.unconfirmed_service_ports, 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -72,7 +72,7 @@ async fn former_endpoints_are_left_out_until_a_frontend_confirms_them() {
         assert_eq!(peer.ack().await.digest, Some(total(&state)));
         assert_eq!(fixture.kernel.service_ports(), *state.service_ports());
         assert_eq!(fixture.kernel.calls().last(), Some(&Call::Apply(2)), "only what differs");
-        assert_eq!(fixture.progress.borrow().unconfirmed_service_ports, 0);
+        assert_eq!(fixture.progress.borrow().losses.unconfirmed_service_ports, 0);
         fixture.stop().await;
 
         // From now on it is a state of this boot.
@@ -150,7 +150,7 @@ async fn facts_of_a_deleted_node_are_retained_until_it_returns() {
     assert_eq!(peer.ack().await.digest, Some(total(&without_node)), "the frontend's state is committed");
     assert_eq!(kernel.calls().len(), calls, "nothing is programmed");
     let progress = fixture.progress.borrow().clone();
-    assert!(progress.retains_node && progress.eligible);
+    assert!(progress.node.is_retained && progress.node.eligible);
     fixture.stop().await;
     drop(peer);
 
@@ -158,13 +158,13 @@ async fn facts_of_a_deleted_node_are_retained_until_it_returns() {
     for _ in 0..2 {
         let mut fixture = start(&kernel, Some(&file));
         fixture.ready.wait().await;
-        assert!(fixture.progress.borrow().retains_node && fixture.progress.borrow().eligible);
+        assert!(fixture.progress.borrow().node.is_retained && fixture.progress.borrow().node.eligible);
         let mut peer = fixture.session().await;
         assert_eq!(peer.hello.digests.as_deref(), Some(without_node.digests()));
         peer.welcome(Epoch(7), SyncMode::Snapshot).await;
         peer.commit(0, 3, everything(&without_node)).await;
         assert_eq!(peer.ack().await.digest, Some(total(&without_node)));
-        assert!(fixture.progress.borrow().retains_node);
+        assert!(fixture.progress.borrow().node.is_retained);
         fixture.stop().await;
     }
     let mut fixture = start(&kernel, Some(&file));
@@ -172,7 +172,7 @@ async fn facts_of_a_deleted_node_are_retained_until_it_returns() {
     peer.welcome(Epoch(7), SyncMode::Resume).await;
     peer.commit(3, 4, vec![Operation::PutNode(NodeInfo { zone: "zone-b".into(), ..state.node().clone() })]).await;
     peer.ack().await;
-    assert!(!fixture.progress.borrow().retains_node);
+    assert!(!fixture.progress.borrow().node.is_retained);
     fixture.stop().await;
 }
 
@@ -192,7 +192,7 @@ async fn addresses_of_a_node_object_without_any_are_retained_until_it_has_some()
     assert_eq!(kernel.calls().len(), calls, "nothing is programmed");
     let retained = |fixture: &Fixture| {
         let progress = fixture.progress.borrow();
-        (progress.retains_node, progress.retains_addresses)
+        (progress.node.is_retained, progress.node.retains_addresses)
     };
     assert_eq!(retained(&fixture), (false, true));
     fixture.stop().await;

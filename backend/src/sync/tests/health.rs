@@ -61,7 +61,7 @@ async fn follow() {
     // Neither the unprogrammed commit nor one failure counts.
     fixture.kernel.fail("no memory");
     peer.commit(1, 2, operations_between(&states[0], &states[2])).await;
-    fixture.progress.wait_for(|progress| progress.error.is_some()).await.unwrap();
+    fixture.progress.wait_for(|progress| progress.kernel.error.is_some()).await.unwrap();
     assert_eq!(status().await, Some(200));
     peer.commit(2, 3, operations_between(&states[2], &states[0])).await;
     peer.barrier().await;

@@ -37,7 +37,7 @@ async fn withheld_loss(kernel: &FakeKernel, left: usize) -> (Fixture, Peer) {
     assert_eq!((ack.received, ack.programmed), (Revision(2), Revision(1)), "pods that end wait for it");
     assert_eq!(fixture.keys().len(), ALL, "the kernel is unchanged");
     let progress = fixture.progress.borrow().clone();
-    assert_eq!((progress.rejected_losses, progress.withheld_service_ports), (1, ALL - left));
+    assert_eq!((progress.losses.rejected, progress.losses.withheld_service_ports), (1, ALL - left));
     (fixture, peer)
 }
 
@@ -54,7 +54,7 @@ async fn large_loss_is_applied_when_a_second_snapshot_confirms_it() {
     let ack = peer.ack().await;
     assert_eq!((ack.digest, ack.programmed), (Some(total(&services(3))), Revision(9)));
     assert_eq!(fixture.keys().len(), 3);
-    assert_eq!(fixture.progress.borrow().withheld_service_ports, 0);
+    assert_eq!(fixture.progress.borrow().losses.withheld_service_ports, 0);
 
     // The next large loss is withheld again.
     peer.commit(9, 10, operations_between(&services(3), &services(ALL))).await;
@@ -84,7 +84,7 @@ async fn services_that_return_are_not_withheld_and_need_no_snapshot() {
     let (mut fixture, mut peer) = withheld_loss(&kernel, 2).await;
     peer.commit(2, 3, operations_between(&services(2), &services(ALL))).await;
     assert_eq!(peer.ack().await.digest, Some(total(&services(ALL))));
-    assert_eq!(fixture.progress.borrow().withheld_service_ports, 0);
+    assert_eq!(fixture.progress.borrow().losses.withheld_service_ports, 0);
     for revision in 4..30 {
         tokio::time::sleep(Duration::from_secs(5)).await;
         peer.bookmark(revision, total(&services(ALL))).await;
@@ -183,7 +183,7 @@ async fn new_service_gets_the_cluster_ip_of_a_withheld_one_for_all_ports() {
     let mut peer = fixture.following(&services(ALL)).await;
     peer.commit(1, 2, operations_between(&services(ALL), &after)).await;
     assert_eq!(peer.ack().await.digest, Some(total(&after)));
-    assert_eq!(fixture.progress.borrow().withheld_service_ports, ALL);
+    assert_eq!(fixture.progress.borrow().losses.withheld_service_ports, ALL);
     let programmed = fixture.kernel.service_ports();
     let cluster_ip = |key| programmed.get(&mk_key(key)).unwrap().port.cluster_ips.v4.map(|ip| ip.to_string());
     assert_eq!(cluster_ip("default/web").as_deref(), Some("10.96.0.1"));
@@ -208,7 +208,7 @@ async fn services_that_come_and_go_are_not_withheld() {
         peer.ack().await;
         assert_eq!(fixture.keys(), [mk_key("default/lasting")], "{short}");
     }
-    assert_eq!(fixture.progress.borrow().rejected_losses, 0);
+    assert_eq!(fixture.progress.borrow().losses.rejected, 0);
     fixture.stop().await;
 }
 
@@ -226,7 +226,7 @@ async fn services_count_as_lost_a_minute_after_they_appeared() {
     peer.commit(9, 10, operations_between(&services(ALL), &services(0))).await;
     peer.ack().await;
     assert_eq!(fixture.keys().len(), ALL);
-    assert_eq!(fixture.progress.borrow().rejected_losses, 1);
+    assert_eq!(fixture.progress.borrow().losses.rejected, 1);
     fixture.stop().await;
 }
 
@@ -249,7 +249,7 @@ async fn services_that_return_after_a_confirmed_loss_count_as_lost() {
     peer.commit(40, 41, operations_between(&services(ALL), &services(0))).await;
     peer.ack().await;
     assert_eq!(fixture.keys().len(), ALL);
-    assert_eq!(fixture.progress.borrow().rejected_losses, 2);
+    assert_eq!(fixture.progress.borrow().losses.rejected, 2);
     fixture.stop().await;
 }
 
@@ -289,7 +289,7 @@ async fn commits_that_together_empty_the_cluster_are_withheld() {
         assert_eq!(peer.ack().await.digest, Some(total(&services(left))));
     }
     assert_eq!(fixture.keys().len(), ALL / 2, "half of them");
-    assert_eq!(fixture.progress.borrow().rejected_losses, 1);
+    assert_eq!(fixture.progress.borrow().losses.rejected, 1);
     fixture.stop().await;
 }
 
@@ -331,7 +331,7 @@ async fn service_with_many_ports_that_flaps_delays_nothing_and_requests_no_snaps
         assert_eq!(fixture.kernel.service_ports(), *to.service_ports(), "revision {revision}");
     }
     assert_eq!(begun.elapsed(), Duration::ZERO);
-    assert_eq!(fixture.progress.borrow().rejected_losses, 0);
+    assert_eq!(fixture.progress.borrow().losses.rejected, 0);
     assert!(fixture.sessions.try_recv().is_err(), "the session continues");
     fixture.stop().await;
 }
@@ -347,7 +347,7 @@ async fn one_namespace_cannot_cause_a_loss_to_be_withheld() {
     peer.commit(1, 2, removals).await;
     peer.ack().await;
     assert_eq!(fixture.keys().len(), after.service_ports().len());
-    assert_eq!(fixture.progress.borrow().rejected_losses, 0);
+    assert_eq!(fixture.progress.borrow().losses.rejected, 0);
     fixture.stop().await;
 }
 
@@ -362,7 +362,7 @@ async fn snapshot_of_a_frontend_without_objects_is_withheld_with_the_facts() {
     peer.ack().await;
     assert_eq!(fixture.kernel.service_ports(), *state.service_ports());
     let progress = fixture.progress.borrow().clone();
-    assert_eq!((progress.withheld_service_ports, progress.eligible), (103, state.node().eligible));
+    assert_eq!((progress.losses.withheld_service_ports, progress.node.eligible), (103, state.node().eligible));
     assert_eq!(fixture.kernel.calls().len(), 1, "nothing is written");
     fixture.stop().await;
 }
@@ -396,7 +396,7 @@ async fn restarted_while_withholding(kernel: &FakeKernel, file: &Path, states: &
         peer.commit(revision, revision + 1, operations_between(&states[0], &states[1])).await;
         peer.ack().await;
     }
-    assert!(fixture.progress.borrow().withheld_service_ports > 0);
+    assert!(fixture.progress.borrow().losses.withheld_service_ports > 0);
     fixture.stop().await;
     drop(peer);
     let mut fixture = start(kernel, Some(file));
@@ -417,7 +417,7 @@ async fn rest_of_a_withheld_loss_is_withheld_after_a_restart() {
     first.commit(2, 3, operations_between(before, after)).await;
     assert_eq!(first.ack().await.digest, Some(total(after)));
     assert_eq!(kernel.service_ports(), *before.service_ports());
-    assert_eq!(fixture.progress.borrow().withheld_service_ports, 5);
+    assert_eq!(fixture.progress.borrow().losses.withheld_service_ports, 5);
     let mut peer = fixture.session().await;
     assert_eq!(peer.hello.resume, None, "a snapshot is requested");
     peer.welcome(Epoch(7), SyncMode::Snapshot).await;
@@ -438,7 +438,7 @@ async fn loss_is_limited_as_usual_once_a_frontend_has_confirmed_the_state_before
     peer.commit(4, 5, operations_between(&services(ALL), &services(ALL - 1))).await;
     peer.ack().await;
     assert_eq!(fixture.keys().len(), ALL - 1);
-    assert_eq!(fixture.progress.borrow().withheld_service_ports, 0);
+    assert_eq!(fixture.progress.borrow().losses.withheld_service_ports, 0);
     fixture.stop().await;
 }
 
@@ -539,7 +539,7 @@ async fn cluster_of_one_node_that_restarts_does_not_wait_for_a_confirmation() {
     peer.commit(1, 2, operations_between(&state, &empty)).await;
     assert_eq!(peer.ack().await.digest, Some(total(&empty)));
     assert_eq!(fixture.kernel.service_ports(), *empty.service_ports());
-    assert_eq!(fixture.progress.borrow().rejected_losses, 0);
+    assert_eq!(fixture.progress.borrow().losses.rejected, 0);
     fixture.stop().await;
 }
 
@@ -556,7 +556,7 @@ async fn loss_of_other_nodes_is_withheld_on_a_restarted_node() {
     let with_endpoints = programmed.values().filter(|service| service.has_endpoints());
     let names: BTreeSet<_> = with_endpoints.map(|service| &*service.port.key.namespace).collect();
     assert_eq!(names.into_iter().collect::<Vec<_>>(), ["kube-system"]);
-    assert_eq!(fixture.progress.borrow().withheld_service_ports, ALL);
+    assert_eq!(fixture.progress.borrow().losses.withheld_service_ports, ALL);
     fixture.stop().await;
 }
 
@@ -576,6 +576,6 @@ async fn former_endpoints_count_again_some_time_after_a_restart() {
     peer.commit(89, 90, operations_between(&state, &without_endpoints(&state))).await;
     peer.ack().await;
     assert_eq!(fixture.kernel.service_ports(), *state.service_ports());
-    assert_eq!(fixture.progress.borrow().rejected_losses, 1);
+    assert_eq!(fixture.progress.borrow().losses.rejected, 1);
     fixture.stop().await;
 }

@@ -20,7 +20,7 @@ async fn snapshot_is_programmed_and_acked() {
     assert_eq!(fixture.kernel.service_ports(), *state.service_ports());
     assert!(fixture.ready.is_ready());
     let progress = fixture.progress.borrow().clone();
-    assert_eq!((progress.connected, progress.committed), (true, Some((EPOCH, Revision(5)))));
+    assert_eq!((progress.stream.connected, progress.committed), (true, Some((EPOCH, Revision(5)))));
     assert_eq!(progress.programmed, progress.committed);
     fixture.stop().await;
 }
@@ -127,7 +127,7 @@ async fn stored_state_is_programmed_without_a_frontend() {
     let fixture = start(&FakeKernel::default(), Some(&file));
     fixture.ready.wait().await;
     assert_eq!(fixture.kernel.service_ports(), *state.service_ports());
-    assert_eq!(fixture.progress.borrow().last_contact, None);
+    assert_eq!(fixture.progress.borrow().stream.last_contact, None);
     fixture.stop().await;
 }
 
@@ -276,13 +276,13 @@ async fn outdated_frontend_is_left_for_another_one() {
                 break;
             }
         }
-        assert!(fixture.progress.borrow().connected && !peer.messages.is_closed());
+        assert!(fixture.progress.borrow().stream.connected && !peer.messages.is_closed());
     }
     let mut next = successor.expect("a fifth one");
     next.welcome(Epoch(0xe2), SyncMode::Snapshot).await;
     next.commit(0, 7, everything(&new)).await;
     assert_eq!(next.ack().await.received, Revision(7));
-    assert!(fixture.progress.borrow().connected);
+    assert!(fixture.progress.borrow().stream.connected);
     peer.messages.closed().await;
     assert_eq!(fixture.kernel.service_ports(), *new.service_ports());
     fixture.stop().await;

@@ -23,12 +23,12 @@ async fn an_unfinished_commit_is_acked_and_again_when_it_is_programmed() {
     assert_eq!((early.received, early.digest, early.programmed), (Revision(2), Some(total(&new)), Revision(1)));
     assert_eq!(early.unfinished_namespaces, ["default".into()].into());
     let progress = fixture.progress.borrow().clone();
-    assert_eq!((progress.programmed, progress.unfinished), (Some((EPOCH, Revision(1))), 3));
+    assert_eq!((progress.programmed, progress.kernel.unfinished), (Some((EPOCH, Revision(1))), 3));
     let last = peer.ack().await;
     assert_eq!((last.received, last.digest, last.programmed), (Revision(2), Some(total(&new)), Revision(2)));
     assert_eq!(last.unfinished_namespaces, BTreeSet::new());
     let progress = fixture.progress.borrow().clone();
-    assert_eq!((progress.programmed, progress.unfinished), (Some((EPOCH, Revision(2))), 0));
+    assert_eq!((progress.programmed, progress.kernel.unfinished), (Some((EPOCH, Revision(2))), 0));
     assert_eq!(fixture.kernel.service_ports(), *new.service_ports());
     assert_eq!(peer.barrier().await, total(&new), "no further ack");
     fixture.stop().await;
@@ -83,12 +83,12 @@ async fn each_transaction_is_progress() {
     for _ in 0..50 {
         tokio::time::sleep(SECOND).await;
         let progress = fixture.progress.borrow().clone();
-        assert!(progress.unfinished > 0);
-        let since = progress.pending_since.unwrap().elapsed();
+        assert!(progress.kernel.unfinished > 0);
+        let since = progress.changes.pending_since.unwrap().elapsed();
         assert!(since <= 2 * SECOND, "{since:?}");
     }
     assert_eq!(peer.ack().await.programmed, Revision(2));
-    assert_eq!(fixture.progress.borrow().pending_since, None);
+    assert_eq!(fixture.progress.borrow().changes.pending_since, None);
     fixture.stop().await;
 }
 
@@ -149,14 +149,14 @@ async fn a_node_is_ready_and_repairs_drift_while_changes_keep_coming() {
     for n in 1u8.. {
         fixture.kernel.calls_reach(n.into()).await;
         let progress = fixture.progress.borrow().clone();
-        assert!(progress.unfinished > 0);
+        assert!(progress.kernel.unfinished > 0);
         // The first call after those for the snapshot may not be published yet.
         assert!(n < 5 || fixture.ready.is_ready() && progress.programmed.is_some(), "{n}");
         if n == 10 {
             fixture.kernel.lose(&lost);
         }
         if n > 10 && fixture.kernel.service_ports().get(&lost).is_some() {
-            assert_eq!(progress.drifts, 1);
+            assert_eq!(progress.kernel.drifts, 1);
             break;
         }
         assert!(n < 40, "drift is not repaired");

@@ -210,7 +210,8 @@ impl Fixture {
             StopMode::Graceful => self.backend.trigger.fire(),
             StopMode::Killed => {
                 // The facts of a Node object that was deleted are only there. There is no event for that.
-                while self.backend.progress.borrow().retains_node && !self.stored().is_some_and(|it| it.retains_node())
+                while self.backend.progress.borrow().node.is_retained
+                    && !self.stored().is_some_and(|it| it.retains_node())
                 {
                     sleep(Duration::from_millis(1)).await;
                 }
