@@ -21,7 +21,8 @@ use runtime::{
 };
 use serde::Serialize;
 use tokio::{
-    sync::watch,
+    net::TcpListener,
+    sync::watch::{self, error::RecvError},
     task::{JoinSet, spawn_blocking},
     time::{Instant, sleep},
 };
@@ -65,7 +66,7 @@ pub(crate) struct HealthCheckServers {
     pub(super) list_addresses: fn() -> io::Result<HashSet<IpAddr>>,
     listing: Repeated,
     list_backoff: Backoff,
-    /// How many may be open. Further ones wait until others are closed.
+    /// The most listeners that may be open. Further listeners wait until others are closed.
     pub(super) max_open: usize,
     /// The task that owns each listener.
     open: BTreeMap<Listener, JoinSet<()>>,
@@ -75,28 +76,31 @@ pub(crate) struct HealthCheckServers {
     failures: watch::Sender<Vec<ServicePortFailure>>,
 }
 
-/// A port at an address of the node, or at the unspecified one.
+/// A port at an address of the node, or at the unspecified address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Listener {
     port: CheckPort,
     address: IpAddr,
 }
 
-/// Which ports that are opened or closed, or cannot be opened, have a line of their own. The others share one.
+/// The log lines about ports that are opened or closed, or cannot be opened. A tenant decides their number: some ports
+/// have a line of their own, the others share a line.
 #[derive(Debug)]
 struct PortLines {
     bucket: TokenBucket,
+    /// The ports without a line so far.
     others: usize,
     /// When the line about the others is due.
     line_at: Option<Instant>,
 }
 
+/// A listener that cannot be opened.
 #[derive(Debug)]
 struct FailingPort {
     error: String,
     repeated: Repeated,
     backoff: Backoff,
-    /// `None`: as soon as another listener is closed.
+    /// When to try again. `None`: as soon as another listener is closed, because the limit is reached.
     retry_at: Option<Instant>,
 }
 
@@ -127,28 +131,38 @@ impl HealthCheckServers {
     pub(crate) async fn run(mut self) {
         loop {
             self.lines.log_others();
-            let interfaces = match self.interface_addresses().await {
-                Ok(interfaces) => interfaces,
-                // The listeners stay as they are.
-                Err(delay) => {
+            match self.interface_addresses().await {
+                Ok(interfaces) => {
+                    self.listing_succeeded();
+                    self.reconcile(&interfaces).await;
                     self.publish_failures();
-                    sleep(delay).await;
+                    if self.wait().await.is_err() {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    // The listeners stay as they are.
+                    let retry_in = self.listing_failed(&error);
+                    self.publish_failures();
+                    sleep(retry_in).await;
                     if self.checks.has_changed().is_err() {
                         return;
                     }
-                    continue;
                 }
-            };
-            self.reconcile(&interfaces).await;
-            self.publish_failures();
-            let retry_at = self.failing.values().filter_map(|failing| failing.retry_at);
-            let next = retry_at.chain(self.lines.line_at).min();
-            let has_ports = self.checks.borrow().owners().next().is_some();
-            tokio::select! {
-                changed = self.checks.changed() => if changed.is_err() { return },
-                () = runtime::sleep_until(next) => {}
-                () = sleep(ADDRESS_INTERVAL), if has_ports && self.depends_on_interfaces() => {}
             }
+        }
+    }
+
+    /// Waits until listeners may have to be opened or closed. Fails when the [`HealthChecks`] are dropped.
+    async fn wait(&mut self) -> Result<(), RecvError> {
+        let retries = self.failing.values().filter_map(|failing| failing.retry_at);
+        let next = retries.chain(self.lines.line_at).min();
+        let has_ports = self.checks.borrow().owners().next().is_some();
+        let relists = has_ports && self.depends_on_interfaces();
+        tokio::select! {
+            changed = self.checks.changed() => changed,
+            () = runtime::sleep_until(next) => Ok(()),
+            () = sleep(ADDRESS_INTERVAL), if relists => Ok(()),
         }
     }
 
@@ -157,12 +171,13 @@ impl HealthCheckServers {
         ranges.iter().any(|range| range.prefix_len() > 0)
     }
 
-    /// The addresses of a family to listen at, as node ports answer: loopback addresses are excluded, and so are
-    /// link-local ones, which need an interface.
+    /// The addresses of a family to listen at, as node ports answer: without loopback addresses, and without link-local
+    /// addresses, which need an interface.
     fn addresses(&self, family: IpFamily, checks: &Checks, interfaces: &HashSet<IpAddr>) -> Vec<IpAddr> {
         let NodePortAddresses::Cidrs(ranges) = &self.addresses else {
             return checks.primary_addresses[family].into_iter().collect();
         };
+
         let is_of_family = |address: IpAddr| IpFamily::of(&address) == family;
         if ranges.iter().any(|range| range.prefix_len() == 0 && is_of_family(range.addr())) {
             return vec![family.unspecified()];
@@ -171,40 +186,58 @@ impl HealthCheckServers {
         interfaces.iter().copied().filter(is_listened_at).collect()
     }
 
-    /// The addresses of the node's interfaces, if listeners depend on them. An error is the delay before the next try.
-    async fn interface_addresses(&mut self) -> Result<HashSet<IpAddr>, Duration> {
+    /// The addresses of the node's interfaces, if listeners depend on them.
+    async fn interface_addresses(&self) -> io::Result<HashSet<IpAddr>> {
         if !self.depends_on_interfaces() {
             return Ok(HashSet::new());
         }
         // The thread inherits the network namespace.
         let listed = spawn_blocking(self.list_addresses).await;
-        match listed.unwrap_or_else(|panicked| Err(io::Error::other(panicked))) {
-            Ok(addresses) => {
-                self.list_backoff.reset();
-                if let Some(Recovery { count: failures, duration }) = self.listing.recovered() {
-                    let after_ms = duration.as_millis();
-                    info!(failures, after_ms, "the node's addresses for health-check node ports could be listed again");
-                }
-                Ok(addresses)
-            }
-            Err(error) => {
-                let delay = self.list_backoff.next_delay();
-                let (error, retry_in_ms) = (chain(&error), delay.as_millis());
-                let occurrence = self.listing.failed(&error);
-                warn_if_news!(
-                    occurrence,
-                    error,
-                    retry_in_ms,
-                    "cannot list the node's addresses for health-check node ports, retrying"
-                );
-                Err(delay)
+        listed.unwrap_or_else(|panicked| Err(io::Error::other(panicked)))
+    }
+
+    fn listing_succeeded(&mut self) {
+        self.list_backoff.reset();
+        if let Some(Recovery { count: failures, duration }) = self.listing.recovered() {
+            let after_ms = duration.as_millis();
+            info!(failures, after_ms, "the node's addresses for health-check node ports could be listed again");
+        }
+    }
+
+    /// Returns the delay before the addresses are listed again.
+    fn listing_failed(&mut self, error: &io::Error) -> Duration {
+        let delay = self.list_backoff.next_delay();
+        let retry_in_ms = delay.as_millis();
+        let error = chain(error);
+        let occurrence = self.listing.failed(&error);
+        warn_if_news!(
+            occurrence,
+            error,
+            retry_in_ms,
+            "cannot list the node's addresses for health-check node ports, retrying"
+        );
+        delay
+    }
+
+    async fn reconcile(&mut self, interfaces: &HashSet<IpAddr>) {
+        let desired = self.desired(interfaces);
+        self.failing.retain(|listener, _| desired.contains_key(listener));
+        self.close_others(&desired).await;
+
+        let now = Instant::now();
+        for (listener, service) in desired {
+            let retry_at = self.failing.get(&listener).and_then(|failing| failing.retry_at);
+            let is_due = retry_at.is_none_or(|retry_at| retry_at <= now);
+            if is_due && !self.open.contains_key(&listener) {
+                self.open(listener, &service);
             }
         }
     }
 
-    async fn reconcile(&mut self, interfaces: &HashSet<IpAddr>) {
-        let mut desired: BTreeMap<Listener, ServiceName> = BTreeMap::new();
+    /// The listeners that the newest checks require, each with its Service.
+    fn desired(&mut self, interfaces: &HashSet<IpAddr>) -> BTreeMap<Listener, ServiceName> {
         let checks = self.checks.borrow_and_update().clone();
+        let mut desired = BTreeMap::new();
         for (port, service) in checks.owners() {
             let mut addresses = self.addresses(port.family, &checks, interfaces);
             if !addresses.contains(&port.family.unspecified()) {
@@ -214,7 +247,10 @@ impl HealthCheckServers {
                 desired.insert(Listener { port, address }, service.clone());
             }
         }
-        self.failing.retain(|listener, _| desired.contains_key(listener));
+        desired
+    }
+
+    async fn close_others(&mut self, desired: &BTreeMap<Listener, ServiceName>) {
         let closing = self.open.extract_if(.., |listener, _| !desired.contains_key(listener));
         for (Listener { port: CheckPort { port, family }, address }, mut task) in closing {
             // Frees the port before this returns.
@@ -225,27 +261,87 @@ impl HealthCheckServers {
                 debug!(port, %family, %address, "closed another health-check node port");
             }
         }
-        let now = Instant::now();
-        for (listener, service) in desired {
-            let retry_at = self.failing.get(&listener).and_then(|failing| failing.retry_at);
-            let due = retry_at.is_none_or(|retry_at| retry_at <= now);
-            if due && !self.open.contains_key(&listener) {
-                self.open(listener, &service);
+    }
+
+    fn open(&mut self, listener: Listener, service: &ServiceName) {
+        match self.bind(listener) {
+            Ok(socket) => {
+                self.log_opened(listener, service);
+                let task = self.serve(listener.port, socket);
+                self.open.insert(listener, task);
             }
+            Err(error) => self.open_failed(listener, service, error),
         }
+    }
+
+    fn bind(&self, listener: Listener) -> Result<TcpListener, String> {
+        if !self.has_room() {
+            return Err(format!("the limit of open files allows {} listeners for health checks", self.max_open));
+        }
+        // Programs of clouds give the node a load-balancer IP at any time.
+        let address = SocketAddr::new(listener.address, listener.port.port.get());
+        http::bind_early(address).map_err(|error| error.to_string())
+    }
+
+    fn has_room(&self) -> bool {
+        self.open.len() < self.max_open
+    }
+
+    fn log_opened(&mut self, listener: Listener, service: &ServiceName) {
+        let Listener { port: CheckPort { port, family }, address } = listener;
+        if self.lines.has_own() {
+            info!(%service, port, %family, %address, "opened a health-check node port");
+        } else {
+            debug!(%service, port, %family, %address, "opened another health-check node port");
+        }
+
+        let recovery = self.failing.remove(&listener).and_then(|mut failing| failing.repeated.recovered());
+        if let Some(Recovery { count: failures, duration }) = recovery {
+            let after_ms = duration.as_millis();
+            info!(%service, port, %family, failures, after_ms, "health-check node port could be opened again");
+        }
+    }
+
+    /// Answers the requests at a listener. Dropping the task closes all its connections.
+    fn serve(&self, check_port: CheckPort, socket: TcpListener) -> JoinSet<()> {
+        let CheckPort { port, family } = check_port;
+        let checks = self.checks.clone();
+        let progress = self.progress.clone();
+        let serving = http::serve(socket, "health checks", self.connections.clone(), move |_| {
+            let progress = progress.borrow();
+            let is_healthy = progress.is_alive() && progress.kernel.is_usable(family);
+            answer(checks.borrow().get(check_port), is_healthy)
+        });
+
+        let mut task = JoinSet::new();
+        task.spawn(serving.instrument(info_span!("health checks", port, %family)));
+        task
+    }
+
+    /// Logs a failure and schedules the retry, unless the reconcile that closes another listener has to try again.
+    fn open_failed(&mut self, listener: Listener, service: &ServiceName, error: String) {
+        let is_known = self.failing.get(&listener).is_some_and(|failing| failing.error == error);
+        let has_line = is_known || self.lines.has_own();
+        let has_room = self.has_room();
+        let failing = self.failing.entry(listener).or_insert_with(FailingPort::new);
+
+        let delay = if has_room { Some(failing.backoff.next_delay()) } else { None };
+        failing.retry_at = delay.map(|delay| Instant::now() + delay);
+
+        let CheckPort { port, family } = listener.port;
+        let retry_in_ms = delay.map(|delay| delay.as_millis());
+        let mut occurrence = failing.repeated.failed(&error);
+        occurrence.is_news &= has_line;
+        warn_if_news!(
+            occurrence, %service, port, %family, error, retry_in_ms,
+            "cannot open a health-check node port, which is opened as soon as that is possible"
+        );
+        failing.error = error;
     }
 
     fn publish_failures(&self) {
         let checks = self.checks.borrow();
-        let failures = self.failing.iter().filter_map(|(Listener { port: check_port, address }, failing)| {
-            let key = checks.key(checks.get(*check_port)?.service)?.clone();
-            let CheckPort { port, family } = check_port;
-            let at = if address.is_unspecified() { String::new() } else { format!(" at {address}") };
-            let error = &failing.error;
-            let reason = format!("health-check node port {port} ({family}) cannot be opened{at}: {error}");
-            // It is opened as soon as that is possible.
-            Some(ServicePortFailure { key, reason, retryable: true, kind: FailureKind::HealthCheck })
-        });
+        let failures = self.failing.iter().filter_map(|(listener, failing)| failing.failure(*listener, &checks));
         let mut failures: Vec<_> = failures.collect();
         failures.sort_by(|one, other| (&one.key, &one.reason).cmp(&(&other.key, &other.reason)));
         self.failures.send_if_modified(|published| {
@@ -253,97 +349,54 @@ impl HealthCheckServers {
             before != *published
         });
     }
-
-    fn open(&mut self, listener: Listener, service: &ServiceName) {
-        let Listener { port: check_port @ CheckPort { port, family }, address } = listener;
-        let bound = if self.open.len() < self.max_open {
-            // Programs of clouds give the node a load-balancer IP at any time.
-            http::bind_early(SocketAddr::new(address, port.get())).map_err(|error| error.to_string())
-        } else {
-            Err(format!("the limit of open files allows {} listeners for health checks", self.max_open))
-        };
-        match bound {
-            Ok(socket) => {
-                if self.lines.has_own() {
-                    info!(%service, port, %family, %address, "opened a health-check node port");
-                } else {
-                    debug!(%service, port, %family, %address, "opened another health-check node port");
-                }
-                let recovery = self.failing.remove(&listener).and_then(|mut failing| failing.repeated.recovered());
-                if let Some(Recovery { count: failures, duration }) = recovery {
-                    let after_ms = duration.as_millis();
-                    info!(%service, port, %family, failures, after_ms, "health-check node port could be opened again");
-                }
-                let (checks, progress) = (self.checks.clone(), self.progress.clone());
-                let serving = http::serve(socket, "health checks", self.connections.clone(), move |_| {
-                    let progress = progress.borrow();
-                    let is_healthy = progress.is_alive() && progress.kernel.is_usable(family);
-                    answer(checks.borrow().get(check_port), is_healthy)
-                });
-                let mut task = JoinSet::new();
-                // Dropping it closes all connections.
-                task.spawn(serving.instrument(info_span!("health checks", port, %family)));
-                self.open.insert(listener, task);
-            }
-            Err(error) => {
-                // The reconcile that closes another listener tries again.
-                let is_retried = self.open.len() < self.max_open;
-                let is_known = self.failing.get(&listener).is_some_and(|failing| failing.error == error);
-                let has_line = is_known || self.lines.has_own();
-                let failing = self.failing.entry(listener).or_insert_with(|| FailingPort {
-                    error: String::new(),
-                    repeated: Repeated::default(),
-                    backoff: Backoff::new(MIN_RETRY_DELAY, MAX_RETRY_DELAY),
-                    retry_at: None,
-                });
-                failing.failed(check_port, service, error, is_retried, has_line);
-            }
-        }
-    }
 }
 
 impl PortLines {
     /// Whether the port has a line of its own.
     fn has_own(&mut self) -> bool {
-        let next_line = self.bucket.take(LINE_RATE, Instant::now()).err();
-        self.others += usize::from(next_line.is_some());
-        self.line_at = next_line.or(self.line_at);
-        next_line.is_none()
+        match self.bucket.take(LINE_RATE, Instant::now()) {
+            Ok(()) => true,
+            Err(next_line) => {
+                self.others += 1;
+                self.line_at = Some(next_line);
+                false
+            }
+        }
     }
 
     /// Logs the line about the others if it is due.
     fn log_others(&mut self) {
         let now = Instant::now();
-        if self.line_at.is_some_and(|line_at| line_at <= now) {
-            self.line_at = self.bucket.take(LINE_RATE, now).err();
-            if self.line_at.is_none() {
-                let count = mem::take(&mut self.others);
-                info!(count, "opened or closed other health-check node ports, or could not open them");
-            }
+        if self.line_at.is_none_or(|line_at| now < line_at) {
+            return;
+        }
+        self.line_at = self.bucket.take(LINE_RATE, now).err();
+        if self.line_at.is_none() {
+            let count = mem::take(&mut self.others);
+            info!(count, "opened or closed other health-check node ports, or could not open them");
         }
     }
 }
 
 impl FailingPort {
-    /// Logs the failure and schedules the retry, if time can help.
-    fn failed(
-        &mut self,
-        CheckPort { port, family }: CheckPort,
-        service: &ServiceName,
-        error: String,
-        is_retried: bool,
-        has_line: bool,
-    ) {
-        let delay = is_retried.then(|| self.backoff.next_delay());
-        self.retry_at = delay.map(|delay| Instant::now() + delay);
-        let retry_in_ms = delay.map(|delay| delay.as_millis());
-        let mut occurrence = self.repeated.failed(&error);
-        occurrence.is_news &= has_line;
-        warn_if_news!(
-            occurrence, %service, port, %family, error, retry_in_ms,
-            "cannot open a health-check node port, which is opened as soon as that is possible"
-        );
-        self.error = error;
+    fn new() -> Self {
+        Self {
+            error: String::new(),
+            repeated: Repeated::default(),
+            backoff: Backoff::new(MIN_RETRY_DELAY, MAX_RETRY_DELAY),
+            retry_at: None,
+        }
+    }
+
+    /// The failure to report; `None` if no Service has the port any more.
+    fn failure(&self, listener: Listener, checks: &Checks) -> Option<ServicePortFailure> {
+        let Listener { port: check_port, address } = listener;
+        let CheckPort { port, family } = check_port;
+        let key = checks.key(checks.get(check_port)?.service)?.clone();
+        let at = if address.is_unspecified() { String::new() } else { format!(" at {address}") };
+        let reason = format!("health-check node port {port} ({family}) cannot be opened{at}: {}", self.error);
+        // The port is opened as soon as that is possible.
+        Some(ServicePortFailure { key, reason, retryable: true, kind: FailureKind::HealthCheck })
     }
 }
 
