@@ -10,21 +10,22 @@
 //! ```
 //!
 //! One thread does all of it, so that a large conntrack table or a kernel that hangs delays no commit. There is no
-//! queue: those who record compare two states, and add to what the thread has not done yet, up to a limit. So one
-//! cleanup follows several changes, and a VIP that existed between two cleanups only is known to the next one.
+//! queue: the follower and the programmer compare two states, and add to the work that the thread has not done yet, up
+//! to a limit. So one cleanup follows several changes, and the next cleanup also knows a VIP that existed only since
+//! the last one.
 //!
-//! The cost of a pass is that of the table and not that of the change, so passes are few. TCP connections are listed
-//! only after an endpoint departed or a VIP changed. The first pass follows at once; then the thread rests from passes
-//! of that kind for many times as long as it took (`rest`), and the next pass is one for all changes meanwhile.
+//! A pass costs as much as the table is large, however small the change is, so passes are few. TCP connections are
+//! listed only after an endpoint departed or a VIP changed. The first pass follows at once. Then the thread rests from
+//! passes of that kind for many times as long as the pass took (`rest`), and one pass follows all changes meanwhile.
 //!
-//! Of what is due, connections are reset first, then UDP flows are deleted, then half-open connections; after each pass
-//! the thread begins again. So a reset waits for one pass at most, and because of the rests no kind starves another
-//! one. Rules of resets that are revoked are removed sooner: between two slices of UDP flows, or after one pass over
-//! TCP connections.
+//! Resets of connections come first, then UDP flows, then half-open connections; after each pass the thread looks for
+//! the most urgent work again. So a reset waits for one pass at most, and because of the rests no kind of work starves
+//! another. Rules of resets that are revoked are removed sooner: between two slices of UDP flows, or after one pass
+//! over TCP connections.
 //!
 //! Flows are compared with the newest state, even while that is being programmed, except for the service ports of
-//! which the kernel lacks something: a flow to an endpoint that is about to be added is not stale. Nothing follows from
-//! a state that no frontend has confirmed.
+//! which the kernel lacks something: a flow to an endpoint that is about to be added is not stale. No flow is touched
+//! because of a state that no frontend has confirmed.
 
 mod half_open;
 #[cfg(any(test, feature = "testing"))]
@@ -59,7 +60,7 @@ pub(crate) use pending::PendingFlows;
 pub(crate) use requests::Recorded;
 pub use resets::remove_reset_rules;
 
-/// What the requests are built on: a module, so that the tests in `tests/simulation/concurrency/` can replace it.
+/// The locks of `requests`, in a module, so that the tests in `tests/simulation/concurrency/` can replace it.
 mod primitives {
     pub(super) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 }
@@ -68,7 +69,7 @@ mod primitives {
 /// are reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConntrackCleanup {
-    /// They are left as they are.
+    /// All flows are left as they are.
     Disabled,
     /// After each change of a UDP service port and after each reconcile, UDP flows to VIPs whose replies come from no
     /// endpoint are deleted, and translated ones to VIPs that were withdrawn. The next packet creates a new flow.
@@ -76,14 +77,14 @@ pub enum ConntrackCleanup {
     Enabled,
 }
 
-/// The side of those who follow and program; `None`: flows are left as they are. Its calls wait for no work of the
-/// thread. Dropping it ends the thread.
+/// The handle of the follower and the programmer; `None`: flows are left as they are. Its calls do not wait for the work
+/// of the thread. Dropping it ends the thread.
 #[derive(Debug)]
 pub(crate) struct Flows(Option<Arc<Requests<PendingFlows>>>);
 
 impl Flows {
-    /// Starts the thread, in the network namespace of the calling thread. `nat` translates connections. `state`: what
-    /// the kernel may have. `programmed`: what it lacks of the newest one.
+    /// Starts the thread, in the network namespace of the calling thread. `nat` translates connections. The kernel may
+    /// have `state`, and `programmed` says what it lacks of the newest state.
     pub(crate) fn start(
         mode: ConntrackCleanup,
         nat: Nat,
@@ -110,11 +111,13 @@ impl Flows {
 
     fn spawn(worker: Worker<impl table::FlowTable>) -> Self {
         let requests = worker.requests.clone();
-        let started = thread::Builder::new().name("flows".to_owned()).spawn(move || worker.run());
-        if let Err(error) = &started {
-            error!(%error, "cannot start the thread that deletes stale flows and resets connections");
+        match thread::Builder::new().name("flows".to_owned()).spawn(move || worker.run()) {
+            Ok(_) => Self(Some(requests)),
+            Err(error) => {
+                error!(%error, "cannot start the thread that deletes stale flows and resets connections");
+                Self(None)
+            }
         }
-        Self(started.is_ok().then_some(requests))
     }
 
     /// Records something. Wakes the thread if that is due.

@@ -39,7 +39,7 @@ pub(super) const GRACE_PERIOD: Duration = Duration::from_millis(500);
 /// table is so large that one takes more than 56 ms, because a client repeats its SYN after 1, 3 and 7 s.
 pub(super) const REST: Rest = Rest { factor: 124, shortest: Duration::ZERO, longest: Duration::from_secs(7) };
 
-/// The most endpoints that departed and are remembered of a service port, which may replace them without a pause.
+/// The most endpoints that departed and are remembered of a service port: it may replace its endpoints without a pause.
 pub(super) const MAX_DEPARTED: usize = 1024;
 
 /// TCP service ports that lost endpoints or changed their VIPs, with the endpoints that departed. Other changes mislead
@@ -53,7 +53,7 @@ pub(super) struct HalfOpenPorts {
     pub(super) state: NodeState,
 }
 
-/// What is compared with the connections to a VIP.
+/// What the half-open connections to a VIP are compared with.
 #[derive(Clone, Debug)]
 struct HalfOpenTarget {
     namespace: Arc<str>,
@@ -61,8 +61,8 @@ struct HalfOpenTarget {
 }
 
 impl HalfOpenPorts {
-    /// Deletes the connections of both families that `rest`, which waits for the given time, leaves half-open. Stops if
-    /// that returns false. Returns how many there were. Blocks.
+    /// Deletes the connections of both families that are still half-open after `rest`, which waits for the given time;
+    /// none if it returns false. Returns how many connections there were. Blocks.
     pub(super) fn clean_up(
         &self,
         table: &impl FlowTable,
@@ -73,7 +73,7 @@ impl HalfOpenPorts {
         if found.is_empty() || !rest(GRACE_PERIOD) {
             return Ok(0);
         }
-        // None that was answered meanwhile.
+        // A connection that was answered meanwhile has changed, and stays.
         Ok(table.delete_unchanged(&found)?)
     }
 
@@ -89,9 +89,14 @@ impl HalfOpenPorts {
             }
             vips.add_addresses(&addresses);
             vips.prefer_vips(&self.state);
+
             let visited = table.visit_half_open(family, &mut |flow| {
-                let target = vips.get(&flow).filter(|target| target.is_misleading(&flow));
-                found.extend(target.filter(|target| limit.admits(&target.namespace)).map(|_| flow));
+                if let Some(target) = vips.get(&flow)
+                    && target.is_misleading(&flow)
+                    && limit.admits(&target.namespace)
+                {
+                    found.push(flow);
+                }
                 Ok(())
             });
             visited.with_context(|| format!("{family} connections"))?;
@@ -104,9 +109,10 @@ impl HalfOpenPorts {
         let mut both = FlowVips::<HalfOpenTarget>::at(node_addresses);
         for (key, departed) in ports {
             let Some(service) = state.service_port(key) else { continue };
-            // Some may have returned.
+            // Some endpoints may have returned.
             let departed = departed.iter().filter(|endpoint| !service.has_endpoint(endpoint)).copied();
             let target = HalfOpenTarget { namespace: key.namespace.clone(), departed: Arc::new(departed.collect()) };
+
             // A connection to an endpoint at the VIP itself looks as if it were not translated.
             let is_without_endpoint = |vip: &Vip| !has_endpoint_at(service, vip, &state.node().addresses);
             for family in IpFamily::ALL {
@@ -122,11 +128,12 @@ impl HalfOpenTarget {
     /// because the connection is older than the VIP.
     fn is_misleading(&self, flow: &Flow) -> bool {
         let source = flow.reply.source;
-        source == flow.original.destination
-            || endpoint_at(source).is_some_and(|endpoint| self.departed.contains(&endpoint))
+        let is_untranslated = source == flow.original.destination;
+        is_untranslated || endpoint_at(source).is_some_and(|endpoint| self.departed.contains(&endpoint))
     }
 }
 
+/// Whether the service port has an endpoint with the address and port of its own VIP.
 fn has_endpoint_at(service: &ServicePortState, vip: &Vip, node_addresses: &[IpAddr]) -> bool {
     let has = |address: IpAddr, port: u16| {
         endpoint_at(SocketAddr::new(address, port)).is_some_and(|endpoint| service.has_endpoint(&endpoint))

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use proto::model::Endpoint;
 use tokio::sync::watch;
 
 use super::{PendingFlows, resets, table::KernelFlowTable, udp};
@@ -25,16 +26,20 @@ pub(crate) fn delete_half_open(before: &NodeState, after: &NodeState) -> Result<
 
 /// Handles connections as if all endpoints that are gone in this state had departed. Returns the number of connections.
 pub(crate) fn reset(state: &NodeState) -> Result<usize> {
-    let endpoints =
-        |service: &ServicePortState| service.gone.iter().flat_map(|(_, pool)| pool.iter().copied()).collect();
-    let gone = state.service_ports().iter().map(|(key, service)| (key.clone(), endpoints(service)));
+    let gone = state.service_ports().iter().map(|(key, service)| (key.clone(), gone_endpoints(service)));
     let changes = Changes { service_ports: state.service_ports().keys().cloned().collect(), ..Changes::default() };
+
     let mut departed = resets::Departed::default();
     let now = Instant::now();
     departed.committed(Some(gone.collect()), &changes, state, now);
+
     let mut due = departed.due(state, |_| true, now + Duration::from_secs(60));
     resets::reset(&mut resets::Rejecter::new(Nat::Netfilter), &mut due, |_| {})?;
     Ok(due.ports.iter().flat_map(|port| port.open.values()).sum())
+}
+
+fn gone_endpoints(service: &ServicePortState) -> Vec<Endpoint> {
+    service.gone.iter().flat_map(|(_, pool)| pool.iter().copied()).collect()
 }
 
 fn table() -> KernelFlowTable {

@@ -1,5 +1,6 @@
-//! What the follower and the programmer record, and what follows for the flows: from the difference of the states that
-//! are handed to the backend one after the other, and from commits, which say what departed.
+//! The changes that the follower and the programmer record, and the work for the flows that follows from them. Changes
+//! are the differences of the states that are handed to the backend one after the other, and the endpoints that depart
+//! with a commit.
 //!
 //! ```text
 //!   commit ────────▶ Departed: absent for seconds ──┐                              ┌─▶ connections to be reset
@@ -25,31 +26,32 @@ use super::{
 };
 use crate::{Changes, DepartedEndpoints, NodeState, ServicePortState, dataplane::all_vips, sync::Programmed};
 
-/// The most VIPs that were withdrawn and wait for a cleanup; the namespaces with the most give way. Flows to others
-/// stay until their clients end them.
+/// The most VIPs that were withdrawn and wait for a cleanup. Beyond it the namespaces with most of them lose some; flows
+/// to these stay until their clients end them.
 const MAX_WITHDRAWN: usize = 65_536;
 
-/// How many of them remain when there were more, because not each further one may cost a pass over all of them.
+/// The VIPs that remain when [`MAX_WITHDRAWN`] is exceeded: fewer, because not each further VIP may cost a pass over all
+/// of them.
 const KEPT_WITHDRAWN: usize = MAX_WITHDRAWN / 8 * 7;
 
-/// The most endpoints that departed and wait for a cleanup; the namespaces with the most give way. Half-open
-/// connections to others stay.
+/// The most endpoints that departed and wait for a cleanup. Beyond it the namespaces with most of them lose some;
+/// half-open connections to these stay.
 const MAX_WAITING: usize = 16_384;
 
-/// What the follower and the programmer have told the thread, and what of it is not done yet: UDP flows and half-open
-/// connections to be deleted, and connections to be reset.
+/// The work that the thread has not done yet: UDP flows and half-open connections to be deleted, and connections to be
+/// reset.
 #[derive(Debug)]
 pub(crate) struct PendingFlows {
     /// The newest state, which is programmed or about to be.
     pub(super) state: NodeState,
-    /// What the kernel lacks of it. What concerns a service port that is outdated in the kernel waits.
+    /// What the kernel lacks of `state`. Work on a service port that is outdated in the kernel waits.
     kernel: watch::Receiver<Programmed>,
     /// The TCP service ports whose half-open connections may be misled by a change, and are deleted when that is
     /// programmed.
     half_open: ChangedPorts,
-    /// The VIPs that UDP service ports have lost, and whose flows were not deleted yet.
+    /// The VIPs that UDP service ports have lost, and to which flows are not deleted yet.
     withdrawn: WithdrawnVips,
-    /// The namespaces with changes of which something finds no room.
+    /// The namespaces that exceed one of the limits.
     overflows: CountedLog<Arc<str>>,
     /// The endpoints whose connections may have to be reset.
     pub(super) departed: Departed,
@@ -57,22 +59,34 @@ pub(crate) struct PendingFlows {
     is_udp_due: bool,
     /// Whether a change that is programmed may mislead half-open connections since the last cleanup.
     is_half_open_due: bool,
-    /// Changes with what UDP flows are compared with.
+    /// Counts the changes of the state that UDP flows are compared with.
     udp_version: u64,
     /// Whether a frontend has confirmed the state. Until then no flow is touched, because a state from the file, or of
     /// a frontend that is behind, may lack endpoints that exist.
     pub(super) is_confirmed: bool,
 }
 
-/// What UDP flows are compared with: the newest state, and the service ports that the kernel may have otherwise.
+/// The newest state, with which UDP flows are compared, except for service ports that the kernel may have otherwise.
 #[derive(Debug)]
 pub(super) struct UdpState {
     pub(super) state: NodeState,
     pub(super) except: BTreeSet<ServicePortKey>,
 }
 
+/// The newest [`UdpState`], beside a version of it.
+#[derive(Debug)]
+pub(super) enum NewestUdp {
+    /// No frontend has confirmed the state: no flow is stale.
+    Unconfirmed,
+    Unchanged,
+    Changed {
+        version: u64,
+        state: UdpState,
+    },
+}
+
 impl PendingFlows {
-    /// `state`: what the kernel may have.
+    /// Nothing to do, with a kernel that may have this state.
     pub(super) fn new(state: NodeState, kernel: watch::Receiver<Programmed>) -> Self {
         Self {
             state,
@@ -88,11 +102,10 @@ impl PendingFlows {
         }
     }
 
-    // === what is recorded ===
+    // === changes ===
 
-    /// A commit, at a cost proportional to the change. `state` is the committed one. `departed`: the endpoints that
-    /// left service ports; `None`: the commit before is not comparable, and what departed until then is not to be
-    /// reset.
+    /// Records a commit, which leads to `state`, at a cost proportional to the change. `departed` are the endpoints that
+    /// left service ports; `None` if the commit before is not comparable, so that no earlier departure is to be reset.
     pub(crate) fn committed(
         &mut self,
         departed: Option<DepartedEndpoints>,
@@ -106,8 +119,9 @@ impl PendingFlows {
         if has_revoked || self.next_reset() != next_reset { Recorded::Due } else { Recorded::NotDue }
     }
 
-    /// A state is handed to the backend, which is called next if it differs from the one before. `kernel` says already
-    /// that it lacks the difference. `is_confirmed`: a frontend has committed or confirmed the state.
+    /// Records that a state is handed to the backend, which is called next if the state differs from the last one.
+    /// `kernel` says already that it lacks the difference. `is_confirmed`: a frontend has committed or confirmed the
+    /// state.
     pub(crate) fn handed(&mut self, state: &NodeState, is_confirmed: bool) -> Recorded {
         let before = mem::replace(&mut self.state, state.clone());
         self.udp_version += u64::from(before.node() != state.node());
@@ -132,8 +146,9 @@ impl PendingFlows {
         if is_confirmed && !was_confirmed { Recorded::Due } else { Recorded::NotDue }
     }
 
-    /// A call of the backend has succeeded. `tried`: the service ports that it has programmed, if `kernel` does not say
-    /// otherwise. `concerns_all`: flows to others may be stale, too, or `kernel` says of others that they are outdated.
+    /// Records that a call of the backend has succeeded. It has programmed the service ports in `tried`, except for
+    /// those that `kernel` says are outdated. `concerns_all`: flows to other service ports may be stale, too, or `kernel`
+    /// says that others are outdated now.
     pub(crate) fn programmed<'a>(
         &mut self,
         concerns_all: bool,
@@ -191,7 +206,7 @@ impl PendingFlows {
         self.withdrawn.retain(|_, key| !excess.take(&key.namespace));
     }
 
-    /// Something of a change of this namespace finds no room.
+    /// A change of this namespace exceeds a limit.
     fn log_overflow(&mut self, namespace: &Arc<str>) {
         if let Some(changes) = self.overflows.record(namespace.clone()) {
             let event = "too many changes of a namespace at once: some of its UDP flows and half-open connections stay";
@@ -199,7 +214,7 @@ impl PendingFlows {
         }
     }
 
-    // === what follows ===
+    // === work ===
 
     /// Whether UDP flows may be stale.
     pub(super) fn is_udp_due(&self) -> bool {
@@ -211,14 +226,16 @@ impl PendingFlows {
         self.is_confirmed && self.is_half_open_due
     }
 
-    /// Takes the VIPs whose flows are to be deleted, if UDP flows may be stale. Those that are withdrawn meanwhile wait
-    /// for the next cleanup: this one has missed flows to them. During a reconcile they are kept for the next one, too,
-    /// because the kernel may have their old rules, and translate further packets, until it ends.
+    /// Takes the withdrawn VIPs to which flows are to be deleted, if UDP flows may be stale. VIPs that are withdrawn
+    /// during the cleanup wait for the next one, because this cleanup may have missed flows to them. During a reconcile
+    /// all VIPs are kept for the next cleanup, too, because the kernel may have their old rules, and translate further
+    /// packets, until the reconcile ends.
     pub(super) fn take_udp(&mut self) -> Option<WithdrawnVips> {
         if !self.is_udp_due() {
             return None;
         }
         self.is_udp_due = false;
+
         let kernel = self.kernel.borrow();
         let taken: WithdrawnVips = self.withdrawn.extract_if(.., |_, key| !kernel.is_outdated(key)).collect();
         if kernel.is_reconciling() {
@@ -227,32 +244,38 @@ impl PendingFlows {
         Some(taken)
     }
 
-    /// A cleanup with these VIPs has failed. Those that were withdrawn again meanwhile had another owner.
+    /// A cleanup with these VIPs has failed. A VIP that was withdrawn again meanwhile had another owner.
     pub(super) fn put_back_udp(&mut self, mut withdrawn: WithdrawnVips) {
         withdrawn.retain(|vip, _| !self.withdrawn.contains_key(vip));
         self.add_withdrawn(withdrawn);
         self.is_udp_due = true;
     }
 
-    /// Which version of [`Self::udp`] there is; `None` while the state is not confirmed.
-    pub(super) fn udp_version(&self) -> Option<u64> {
-        self.is_confirmed.then_some(self.udp_version)
+    /// The state that UDP flows are compared with now, unless that is the version with which they were `compared`.
+    pub(super) fn newest_udp(&self, compared: Option<u64>) -> NewestUdp {
+        if !self.is_confirmed {
+            NewestUdp::Unconfirmed
+        } else if compared == Some(self.udp_version) {
+            NewestUdp::Unchanged
+        } else {
+            NewestUdp::Changed { version: self.udp_version, state: self.udp() }
+        }
     }
 
-    /// What UDP flows are compared with now.
+    /// The state that UDP flows are compared with now.
     pub(super) fn udp(&self) -> UdpState {
         let kernel = self.kernel.borrow();
         let except = kernel.outdated().filter(|key| key.protocol == Protocol::Udp).cloned();
         UdpState { state: self.state.clone(), except: except.collect() }
     }
 
-    /// Takes the TCP service ports whose half-open connections are to be deleted. Without a change that misleads any
-    /// there are none.
+    /// Takes the TCP service ports whose half-open connections are to be deleted; `None` if no change misleads any.
     pub(super) fn take_half_open(&mut self) -> Option<HalfOpenPorts> {
         if !self.is_half_open_due() {
             return None;
         }
         self.is_half_open_due = false;
+
         let kernel = self.kernel.borrow();
         let ports = self.half_open.extract_if(.., |key, _| !kernel.is_outdated(key)).collect();
         Some(HalfOpenPorts { ports, state: self.state.clone() })
@@ -264,7 +287,7 @@ impl PendingFlows {
         self.is_half_open_due = true;
     }
 
-    /// When the next connections are due to be reset. None are while the kernel may lead clients to their endpoint.
+    /// When the next connections are due to be reset: not while the kernel may lead clients to their endpoint.
     pub(super) fn next_reset(&self) -> Option<Instant> {
         if !self.is_confirmed {
             return None;
@@ -278,7 +301,7 @@ impl PendingFlows {
         self.departed.due(&self.state, |key| !kernel.is_outdated(key), now)
     }
 
-    /// Leaves out what is not due any more: all of it without a state that is confirmed.
+    /// Leaves out the endpoints that are not due any more: all of them without a confirmed state.
     pub(super) fn retain_due(&self, due: &mut Due) {
         if self.is_confirmed { self.departed.retain_due(due) } else { due.ports.clear() }
     }

@@ -1,12 +1,12 @@
-//! What others have recorded for the thread that handles flows, and the wake-up of that thread. Compiled again in
+//! The records of changes for the thread that handles flows, and the wake-up of that thread. Compiled again in
 //! `tests/simulation/concurrency/`, where the `primitives` are those of a scheduler that tries many interleavings.
 
 use std::{mem, time::Duration};
 
 use super::primitives::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// What is recorded, shared by those who record and the thread. No call waits for the work of the thread, except for
-/// `close` and `wait_idle`.
+/// The records, shared by the thread and its callers. No call waits for the work of the thread, except for `close` and
+/// `wait_idle`.
 #[derive(Debug)]
 pub(crate) struct Requests<U> {
     state: Mutex<RequestState<U>>,
@@ -22,7 +22,7 @@ struct RequestState<U> {
     is_closed: bool,
 }
 
-/// Whether what was recorded gives the thread something to do.
+/// Whether a record gives the thread something to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recorded {
     Due,
@@ -56,25 +56,29 @@ impl<U> Requests<U> {
         }
     }
 
-    /// Reads or takes what was recorded.
+    /// Reads or takes the records.
     pub(crate) fn with<R>(&self, read: impl FnOnce(&mut U) -> R) -> R {
         read(&mut self.lock().recorded)
     }
 
-    /// Waits until something is due, at most for this time. The thread is busy then, until it calls `finish`.
+    /// Waits until something is due, at most for this time. From then on the thread is busy, until it calls `finish`.
     pub(crate) fn wait(&self, at_most: Duration) -> Wake {
         let is_idle = |state: &mut RequestState<U>| !state.is_due && !state.is_closed;
-        let (mut state, _) =
-            self.changed.wait_timeout_while(self.lock(), at_most, is_idle).unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(self.lock(), at_most, is_idle);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+
         state.is_busy = true;
-        match mem::take(&mut state.is_due) {
-            _ if state.is_closed => Wake::Closed,
-            true => Wake::Due,
-            false => Wake::Elapsed,
+        let was_due = mem::take(&mut state.is_due);
+        if state.is_closed {
+            Wake::Closed
+        } else if was_due {
+            Wake::Due
+        } else {
+            Wake::Elapsed
         }
     }
 
-    /// The thread has done what was due. One that was told to end is busy until it has.
+    /// The thread has done what was due. A thread that was told to end is busy until it has ended.
     pub(crate) fn finish(&self) {
         let mut state = self.lock();
         state.is_busy &= state.is_closed;

@@ -43,31 +43,40 @@ pub(super) use rejecter::Rejecter;
 /// The rest after a pass: at least a second, so that at most [`PassLimit::ALL`] probes are sent in one.
 pub(super) const REST: Rest = Rest { factor: 10, shortest: Duration::from_secs(1), longest: Duration::from_secs(600) };
 
-/// Resets the connections to endpoints that are due, up to the limit of a pass, and counts all of them. `retain_due`
-/// leaves out what is not due any more once they are found.
+/// Resets the connections to endpoints that are due, up to the limit of a pass, and counts all of them. Once they are
+/// found, `retain_due` leaves out the endpoints that are not due any more.
 pub(super) fn reset(rejecter: &mut Rejecter, due: &mut Due, mut retain_due: impl FnMut(&mut Due)) -> Result<()> {
     let mut limit = PassLimit::default();
-    // What a Service has translated at an address without node ports, it did before a restart with other addresses.
+    // All addresses, because a Service may have translated a connection at an address that served node ports before a
+    // restart with other options.
     let table = KernelFlowTable(NodePortAddresses::all());
     for family in IpFamily::ALL {
         if due.vips[family].is_empty() {
             continue;
         }
-        // Without one no connection is listed.
+
+        // Without a socket no connection is listed.
         let socket = ProbeSocket::open(family).context("open a raw socket (requires CAP_NET_RAW)")?;
         due.add_addresses(family, &table.addresses().context("list the addresses of the node")?);
+
         let mut flows = Vec::new();
         let visited = table.visit(family, Protocol::Tcp, &mut |flow| {
-            flows.extend(due.count(&flow).filter(|key| limit.admits(&key.namespace)).map(|_| flow));
+            if let Some(key) = due.count(&flow)
+                && limit.admits(&key.namespace)
+            {
+                flows.push(flow);
+            }
             Ok(())
         });
         visited.with_context(|| format!("list {family} connections"))?;
+
         retain_due(due);
         let rejected = flows.iter().filter_map(|flow| Some((Rejected::of(flow), due.namespace(flow)?)));
         let rejected: BTreeMap<_, _> = rejected.collect();
         if rejected.is_empty() {
             continue;
         }
+
         rejecter.reject(family, rejected)?;
         for flow in flows.iter().filter(|flow| rejecter.rejects(family, flow)) {
             // A client that cannot be reached needs no reset.

@@ -7,7 +7,7 @@ use proto::model::{IpFamily, Protocol};
 
 use crate::dataplane::{IPVS_DEVICE, NodePortAddresses};
 
-/// What is called with each flow that is listed. An error ends the list.
+/// The function that is called with each listed flow. An error ends the list.
 pub(super) type Visit<'a> = &'a mut dyn FnMut(Flow) -> netlink::Result<()>;
 
 /// The flows of the kernel. Every call blocks.
@@ -24,7 +24,7 @@ pub(super) trait FlowTable: Send + 'static {
     /// Deletes flows. Returns how many there were.
     fn delete(&self, flows: &[Flow]) -> netlink::Result<usize>;
 
-    /// Deletes those that are still as they were listed, one by one. Returns how many there were.
+    /// Deletes the flows that are still as they were listed, one by one. Returns how many there were.
     fn delete_unchanged(&self, flows: &[Flow]) -> netlink::Result<usize>;
 }
 

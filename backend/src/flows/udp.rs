@@ -11,7 +11,7 @@
 //! ```
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant},
@@ -34,7 +34,7 @@ use crate::{
     dataplane::{Vip, all_vips},
 };
 
-/// The number of flows that are listed between two looks at what else is to be done: some milliseconds.
+/// The number of flows that are listed, which takes some milliseconds, before the thread looks for more urgent work.
 pub(super) const FLOWS_PER_SLICE: usize = 4096;
 
 /// The rest after a pass: passes take 4 % of a core, so that the thread needs no more than 5 %. They take more if the
@@ -65,9 +65,21 @@ pub(super) struct FamilyCleanup {
     pub(super) took: Duration,
 }
 
+/// The stale flows of a family that are listed and not deleted yet.
+struct StaleFlows<'a, T> {
+    table: &'a T,
+    family: IpFamily,
+    /// The addresses of the node that serve node ports.
+    addresses: &'a HashSet<IpAddr>,
+    /// What flows are compared with, in both families.
+    vips: PerFamily<UdpVips>,
+    flows: Vec<Flow>,
+    deleted: usize,
+}
+
 impl UdpVips {
-    /// The VIPs of the UDP service ports of a state, and those that were withdrawn, unless another service port has
-    /// them. `except`: those of which no flow is stale. `node_addresses`: those of the Node object that serve node
+    /// The VIPs of the UDP service ports of a state, and the withdrawn VIPs that no other service port has. No flow of
+    /// the service ports in `except` is stale. `node_addresses` are the addresses of the Node object that serve node
     /// ports.
     pub(super) fn of(
         state: &NodeState,
@@ -94,8 +106,9 @@ impl UdpVips {
 
     /// Whether the flow goes to one of these VIPs and its replies come from none of its endpoints. This includes flows
     /// that are not translated because they are older than the VIP, and all flows of a service port without endpoints.
-    /// To a VIP that was withdrawn, only flows are stale that were translated: others belong to the address itself. A
-    /// node port serves such an address at once, if it is one of the node.
+    ///
+    /// Only translated flows to a withdrawn VIP are stale: others belong to the address itself. If that is an address of
+    /// the node, a node port with the same number serves it at once.
     pub(super) fn is_stale(&self, flow: &Flow) -> bool {
         let targets = match self.candidates(flow) {
             [Some(FlowTargets::Untranslated), Some(node_port)] => Some(node_port),
@@ -109,6 +122,7 @@ impl UdpVips {
     }
 }
 
+/// The VIPs that a change takes from a service port.
 pub(super) fn lost_vips(change: &ServicePortChange<'_>) -> Vec<(IpFamily, Vip)> {
     let vips = |service: Option<&ServicePortState>| -> BTreeSet<_> {
         service.into_iter().flat_map(|service| all_vips(&service.port)).collect()
@@ -126,8 +140,9 @@ fn allowed(service: &ServicePortState, family: IpFamily) -> Arc<[SocketAddr]> {
 }
 
 /// Deletes the stale flows of both families while the kernel dumps them, so that memory does not grow with their
-/// number. `newest` returns the VIPs if they have changed since it did; before each deletion it may, and what is not
-/// stale by then stays. A family without VIPs is skipped. `between` is called after each [`FLOWS_PER_SLICE`]. Blocks.
+/// number. `newest` returns the VIPs if they have changed since its last call; it is called again before each deletion,
+/// and flows that are not stale any more stay. A family without VIPs is skipped. `between` is called after each
+/// [`FLOWS_PER_SLICE`]. Blocks.
 pub(super) fn clean_up(
     table: &impl FlowTable,
     mut newest: impl FnMut() -> Option<PerFamily<UdpVips>>,
@@ -141,34 +156,47 @@ pub(super) fn clean_up(
             continue;
         }
         vips[family].add_addresses(&addresses);
+
         let begun = Instant::now();
-        let mut stale = Vec::new();
-        let mut deleted = 0;
-        let mut delete = |stale: &mut Vec<Flow>, vips: &mut PerFamily<UdpVips>| {
-            if let Some(newest) = newest() {
-                *vips = newest;
-                vips[family].add_addresses(&addresses);
-                stale.retain(|flow| vips[family].is_stale(flow));
-            }
-            deleted += table.delete(stale)?;
-            stale.clear();
-            Ok(())
-        };
+        let mut stale = StaleFlows { table, family, addresses: &addresses, vips, flows: Vec::new(), deleted: 0 };
         let mut listed = 0_usize;
         let visited = table.visit(family, Protocol::Udp, &mut |flow| {
             listed += 1;
             if listed.is_multiple_of(FLOWS_PER_SLICE) {
                 between();
             }
-            if vips[family].is_stale(&flow) {
-                stale.push(flow);
-            }
-            if stale.len() == DELETIONS_PER_SEND { delete(&mut stale, &mut vips) } else { Ok(()) }
+            stale.add(flow, &mut newest)
         });
-        visited.and_then(|()| delete(&mut stale, &mut vips)).with_context(|| format!("{family} flows"))?;
-        cleanups.push(FamilyCleanup { family, deleted, took: begun.elapsed() });
+        let deleted = visited.and_then(|()| stale.delete(&mut newest));
+        deleted.with_context(|| format!("{family} flows"))?;
+
+        cleanups.push(FamilyCleanup { family, deleted: stale.deleted, took: begun.elapsed() });
+        vips = stale.vips;
     }
     Ok(cleanups)
+}
+
+impl<T: FlowTable> StaleFlows<'_, T> {
+    /// Adds a flow if it is stale. Deletes those so far when a request to the kernel is full.
+    fn add(&mut self, flow: Flow, newest: impl FnMut() -> Option<PerFamily<UdpVips>>) -> netlink::Result<()> {
+        if self.vips[self.family].is_stale(&flow) {
+            self.flows.push(flow);
+        }
+        if self.flows.len() == DELETIONS_PER_SEND { self.delete(newest) } else { Ok(()) }
+    }
+
+    /// Deletes the flows that are stale as of now.
+    fn delete(&mut self, mut newest: impl FnMut() -> Option<PerFamily<UdpVips>>) -> netlink::Result<()> {
+        if let Some(changed) = newest() {
+            self.vips = changed;
+            let vips = &mut self.vips[self.family];
+            vips.add_addresses(self.addresses);
+            self.flows.retain(|flow| vips.is_stale(flow));
+        }
+        self.deleted += self.table.delete(&self.flows)?;
+        self.flows.clear();
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -18,9 +18,9 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct FlowVips<T> {
     vips: HashMap<Vip, T>,
-    /// The addresses that serve node ports, of those of the Node object and of the node's interfaces.
+    /// The addresses of the Node object and of the node's interfaces that serve node ports.
     addresses: HashSet<IpAddr>,
-    /// VIPs with the number of one of the node ports, of all service ports: they take precedence over it.
+    /// VIPs of all service ports whose port number is one of the node ports: they take precedence over the node port.
     preferred: HashSet<Vip>,
 }
 
@@ -63,8 +63,8 @@ impl<T: Clone> FlowVips<T> {
         self.addresses.extend(addresses);
     }
 
-    /// Lets VIPs of all service ports of a state take precedence over the node ports: a program may give the node any
-    /// load-balancer IP. At a cost proportional to the service ports, if there is any node port.
+    /// Lets VIPs of all service ports of a state take precedence over the node ports, because a program may give the node
+    /// any load-balancer IP. Visits all service ports if there is any node port.
     pub(super) fn prefer_vips(&mut self, state: &NodeState) {
         if !self.vips.keys().any(|vip| matches!(vip, Vip::NodePort { .. })) {
             return;
@@ -77,22 +77,24 @@ impl<T: Clone> FlowVips<T> {
         }
     }
 
-    /// That of the VIP to which a flow goes.
+    /// The value of the VIP to which a flow goes.
     pub(super) fn get(&self, flow: &Flow) -> Option<&T> {
         let [vip, node_port] = self.candidates(flow);
         vip.or(node_port)
     }
 
-    /// Those of the address and port to which a flow goes: of a VIP with this address, and of a node port that serves
-    /// it.
+    /// The values of the VIP with the address and port to which a flow goes, and of the node port that serves them.
     pub(super) fn candidates(&self, flow: &Flow) -> [Option<&T>; 2] {
         let protocol = flow.protocol;
         let address = flow.original.destination.ip();
         let port = flow.original.destination.port();
         let vip = Vip::AddressPort { address, port, protocol };
-        let node_port = self.vips.get(&Vip::NodePort { port, protocol });
-        let is_served = || self.addresses.contains(&address) && !self.preferred.contains(&vip);
-        [self.vips.get(&vip), node_port.filter(|_| is_served())]
+
+        let mut node_port = self.vips.get(&Vip::NodePort { port, protocol });
+        if node_port.is_some() && (!self.addresses.contains(&address) || self.preferred.contains(&vip)) {
+            node_port = None;
+        }
+        [self.vips.get(&vip), node_port]
     }
 }
 
@@ -102,11 +104,13 @@ impl PassLimit {
 
     /// Whether another flow of a namespace is handled, which then counts.
     pub(super) fn admits(&mut self, namespace: &Arc<str>) -> bool {
-        let count = self.of_namespace.entry(namespace.clone()).or_default();
-        let admits = self.all < Self::ALL && *count < Self::OF_NAMESPACE;
-        *count += usize::from(admits);
-        self.all += usize::from(admits);
-        admits
+        let of_namespace = self.of_namespace.entry(namespace.clone()).or_default();
+        if self.all >= Self::ALL || *of_namespace >= Self::OF_NAMESPACE {
+            return false;
+        }
+        self.all += 1;
+        *of_namespace += 1;
+        true
     }
 }
 

@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::Result;
+use proto::model::PerFamily;
 use runtime::{
     TokenBucket,
     failure::{Recovery, Repeated},
@@ -17,12 +18,12 @@ use tracing::{debug, info};
 
 use super::{
     half_open,
-    pending::{PendingFlows, UdpState},
+    pending::{NewestUdp, PendingFlows, UdpState},
     requests::{Requests, Wake},
     resets::{self, Due, Rejecter, reset},
     rest::Rest,
     table::FlowTable,
-    udp::{self, FamilyCleanup, UdpVips, clean_up},
+    udp::{self, FamilyCleanup, UdpVips, WithdrawnVips, clean_up},
 };
 use crate::{LINE_RATE, Progress, dataplane::NodePortAddresses, metrics::Metrics};
 
@@ -35,7 +36,7 @@ pub(super) struct Worker<T> {
     pub(super) progress: watch::Sender<Progress>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) passes: AllPasses,
-    /// Cleanups without a line of their own are logged at level DEBUG, and metrics count all.
+    /// The log lines about cleanups. Beyond its rate they are at level DEBUG; metrics count all cleanups.
     pub(super) lines: TokenBucket,
 }
 
@@ -51,7 +52,7 @@ pub(super) struct AllPasses {
 #[derive(Debug)]
 struct Passes {
     rest: Rest,
-    /// When the next one may begin.
+    /// When the next pass may begin.
     from: Instant,
     /// The number of passes that failed since one succeeded.
     failures: u32,
@@ -61,7 +62,18 @@ struct Passes {
     working: &'static str,
 }
 
-/// What a pass does.
+/// The VIPs of UDP service ports during a pass.
+struct NewestUdpVips<'a> {
+    requests: &'a Requests<PendingFlows>,
+    nodeport_addresses: &'a NodePortAddresses,
+    withdrawn: WithdrawnVips,
+    /// The version of the state that flows were last compared with.
+    version: Option<u64>,
+    /// Whether the state was not confirmed at any time of the pass: flows may have been missed.
+    was_unconfirmed: bool,
+}
+
+/// The kinds of passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pass {
     Resets,
@@ -72,9 +84,8 @@ enum Pass {
 impl<T: FlowTable> Worker<T> {
     pub(super) fn run(mut self) {
         loop {
-            let next = self.schedule().into_iter().filter_map(|(_, at)| at).chain(self.rejecter.until()).min();
-            let wait = next.map_or(Duration::MAX, |next| next.saturating_duration_since(Instant::now()));
-            let wake = self.requests.wait(wait);
+            let wake = self.requests.wait(self.idle_time());
+
             remove_rules(&self.requests, &mut self.rejecter);
             if wake == Wake::Closed {
                 return self.requests.ended();
@@ -92,6 +103,15 @@ impl<T: FlowTable> Worker<T> {
             if is_idle {
                 self.requests.finish();
             }
+        }
+    }
+
+    /// The time until the next pass is due, or rules are to be removed.
+    fn idle_time(&self) -> Duration {
+        let passes = self.schedule().into_iter().filter_map(|(_, at)| at);
+        match passes.chain(self.rejecter.until()).min() {
+            Some(next) => next.saturating_duration_since(Instant::now()),
+            None => Duration::MAX,
         }
     }
 
@@ -121,14 +141,8 @@ impl<T: FlowTable> Worker<T> {
     fn reset_due(&mut self) -> Result<usize> {
         let Self { requests, rejecter, .. } = self;
         let mut due = requests.with(|pending| pending.due_resets(Instant::now()));
-        let retain_due = |due: &mut Due| {
-            if requests.is_closed() {
-                due.ports.clear();
-            }
-            requests.with(|pending| pending.retain_due(due));
-        };
-        reset(rejecter, &mut due, retain_due)?;
-        // What was left out may be due again.
+        reset(rejecter, &mut due, |due| retain_due(requests, due))?;
+        // Endpoints that were left out may be due again.
         Ok(requests.with(|pending| pending.departed.passed(&due, Instant::now())))
     }
 
@@ -148,6 +162,7 @@ impl<T: FlowTable> Worker<T> {
         } else {
             debug!(flows, took_ms, "{event}");
         }
+
         if flows > 0 {
             self.progress.send_modify(|progress| progress.flows.deleted_udp += flows as u64);
         }
@@ -160,20 +175,12 @@ impl<T: FlowTable> Worker<T> {
     fn delete_stale_udp(&mut self) -> Result<Vec<FamilyCleanup>> {
         let Self { ref requests, ref table, ref nodeport_addresses, ref mut rejecter, .. } = *self;
         let Some(withdrawn) = requests.with(PendingFlows::take_udp) else { return Ok(Vec::new()) };
-        let (mut compared, mut was_unconfirmed) = (None, false);
-        let newest = || {
-            let newest = requests.with(|pending| {
-                let version = pending.udp_version();
-                was_unconfirmed |= version.is_none();
-                let is_newer = version != mem::replace(&mut compared, version);
-                is_newer.then(|| version.map(|_| pending.udp()))
-            });
-            let vips = newest?.map(|UdpState { state, except }| {
-                UdpVips::of(&state, &nodeport_addresses.of_node(state.node()), &except, &withdrawn)
-            });
-            Some(vips.unwrap_or_default())
-        };
-        let result = clean_up(table, newest, || remove_rules(requests, rejecter));
+
+        let mut newest =
+            NewestUdpVips { requests, nodeport_addresses, withdrawn, version: None, was_unconfirmed: false };
+        let result = clean_up(table, || newest.changed(), || remove_rules(requests, rejecter));
+
+        let NewestUdpVips { withdrawn, was_unconfirmed, .. } = newest;
         if result.is_err() || was_unconfirmed {
             requests.with(|pending| pending.put_back_udp(withdrawn));
         }
@@ -201,11 +208,13 @@ impl<T: FlowTable> Worker<T> {
     fn delete_half_open(&self, rested: &mut Duration) -> Result<usize> {
         let Self { requests, table, nodeport_addresses, .. } = self;
         let Some(half_open) = requests.with(PendingFlows::take_half_open) else { return Ok(0) };
+
         let addresses = nodeport_addresses.of_node(half_open.state.node());
         let result = half_open.clean_up(table, &addresses, |time| {
             *rested = time;
             requests.rest(time) && requests.with(|pending| pending.is_confirmed)
         });
+
         if result.is_err() || !requests.with(|pending| pending.is_confirmed) {
             requests.with(|pending| pending.put_back_half_open(half_open.ports));
         }
@@ -215,6 +224,27 @@ impl<T: FlowTable> Worker<T> {
     /// Whether a cleanup that has deleted something gets a log line.
     fn has_line(&mut self, deleted: usize) -> bool {
         deleted > 0 && self.lines.take(LINE_RATE, tokio::time::Instant::now()).is_ok()
+    }
+}
+
+// === impl NewestUdpVips ===
+
+impl NewestUdpVips<'_> {
+    /// The VIPs if they have changed since the last call. Without a confirmed state there are none.
+    fn changed(&mut self) -> Option<PerFamily<UdpVips>> {
+        match self.requests.with(|pending| pending.newest_udp(self.version)) {
+            NewestUdp::Unchanged => None,
+            NewestUdp::Unconfirmed => {
+                self.version = None;
+                self.was_unconfirmed = true;
+                Some(PerFamily::default())
+            }
+            NewestUdp::Changed { version, state: UdpState { state, except } } => {
+                self.version = Some(version);
+                let addresses = self.nodeport_addresses.of_node(state.node());
+                Some(UdpVips::of(&state, &addresses, &except, &self.withdrawn))
+            }
+        }
     }
 }
 
@@ -251,11 +281,20 @@ impl Passes {
     }
 }
 
+/// Leaves out the endpoints that are not due any more: all of them if the thread is to end.
+fn retain_due(requests: &Requests<PendingFlows>, due: &mut Due) {
+    if requests.is_closed() {
+        due.ports.clear();
+    }
+    requests.with(|pending| pending.retain_due(due));
+}
+
 /// Removes the rules that reject packets when their time is over, an endpoint has returned, or the thread ends.
 fn remove_rules(requests: &Requests<PendingFlows>, rejecter: &mut Rejecter) {
     let revoked = requests.with(|pending| mem::take(&mut pending.departed.revoked));
-    let by = (!requests.is_closed()).then(Instant::now);
     rejecter.revoke(&revoked);
+
+    let by = if requests.is_closed() { None } else { Some(Instant::now()) };
     rejecter.remove(by);
 }
 

@@ -1,4 +1,4 @@
-//! The same rules as in `table`, in a chain of iptables.
+//! The rules of `table` in a chain of iptables, for kernels without nf_tables.
 
 use std::collections::BTreeSet;
 
@@ -11,10 +11,10 @@ use super::rejecter::Rejected;
 /// The chain, in table filter of each family.
 pub(super) const NAME: &str = "FAIRLEAD-RESETS";
 
-/// The most connections that the chain resets: each packet of TCP is compared with one after the other.
+/// The most connections that the chain resets, because each packet of TCP is compared with one rule after the other.
 pub(super) const MAX_CONNECTIONS: usize = 256;
 
-/// Gives the chain rules for these connections, instead of those for earlier ones.
+/// Gives the chain rules for these connections, instead of its rules for earlier connections.
 pub(super) fn reject(tools: &mut Tools, family: IpFamily, connections: &BTreeSet<Rejected>) -> Result<()> {
     let hook = |chain| Hook {
         table: Table::Filter,
@@ -31,12 +31,14 @@ pub(super) fn remove(tools: &mut Tools, family: IpFamily) -> Result<()> {
     write(tools, family, |observed| observed.script_without(|chain| chain == NAME)).map(drop)
 }
 
-/// `None` without iptables.
+/// Writes a script. Returns `None` if iptables is not installed.
 fn write(tools: &mut Tools, family: IpFamily, script: impl FnOnce(&Ruleset) -> Script) -> Result<Option<()>> {
     block_on(async {
         let Some(saved) = tools.save(family).await? else { return Ok(None) };
+
         let observed = Ruleset::parse(&saved)?;
         observed.ensure_readable(&[Table::Filter])?;
+
         let script = script(&observed);
         if !script.is_empty() {
             tools.restore(family, &script).await?;
@@ -46,12 +48,15 @@ fn write(tools: &mut Tools, family: IpFamily, script: impl FnOnce(&Ruleset) -> S
 }
 
 fn rule(Rejected { client, vip, endpoint }: &Rejected) -> String {
-    let length = if vip.is_ipv4() { 32 } else { 128 };
-    let [client_port, vip_port, port] = [client, vip, endpoint].map(|address| address.port());
-    let [client, vip, endpoint] = [client, vip, endpoint].map(|address| address.ip());
+    let prefix_length = if vip.is_ipv4() { 32 } else { 128 };
     format!(
-        "-d {endpoint}/{length} -p tcp -m tcp --dport {port} -m conntrack --ctstate ESTABLISHED --ctorigsrc {client} \
-         --ctorigdst {vip} --ctorigsrcport {client_port} --ctorigdstport {vip_port} --ctdir ORIGINAL -j REJECT \
-         --reject-with tcp-reset"
+        "-d {}/{prefix_length} -p tcp -m tcp --dport {} -m conntrack --ctstate ESTABLISHED --ctorigsrc {} \
+         --ctorigdst {} --ctorigsrcport {} --ctorigdstport {} --ctdir ORIGINAL -j REJECT --reject-with tcp-reset",
+        endpoint.ip(),
+        endpoint.port(),
+        client.ip(),
+        vip.ip(),
+        client.port(),
+        vip.port(),
     )
 }

@@ -1,4 +1,10 @@
-//! Which endpoints departed, and when their connections are due to be reset. Decides by the instants that it is given.
+//! Which endpoints departed, and when their connections are due to be reset. Pure: callers pass the time.
+//!
+//! ```text
+//!   leaves its service port ─▶ remembered ─ the frontend says "gone" ─▶ due RESET_DELAY later
+//!                                                                        │ passes, each PASS_DELAYS after the last one
+//!     returns, RETENTION is over, or a pass finds no connection ─▶ forgotten
+//! ```
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -27,13 +33,14 @@ pub(super) const RESET_DELAY: Duration = Duration::from_secs(3);
 /// controller deletes the Node later than its pods cease to be ready, or if its connections cannot be reset.
 const RETENTION: Duration = Duration::from_secs(300);
 
-/// The time after each pass over the connections until the next one: a probe or its answer may be lost. After the last
-/// one the endpoint is forgotten.
+/// The delays between the passes over the connections to one endpoint, because a probe or its answer may be lost. After
+/// the last pass the endpoint is forgotten.
 pub(super) const PASS_DELAYS: [Duration; 4] =
     [Duration::from_secs(2), Duration::from_secs(4), Duration::from_secs(8), Duration::from_secs(16)];
 
-/// The most endpoints that are remembered; the namespaces with the most give way. Connections to others are not reset.
-const MAX: usize = 8192;
+/// The most endpoints that are remembered. Beyond it the namespaces with most of them lose some, whose connections are
+/// not reset.
+const MAX_REMEMBERED: usize = 8192;
 
 /// The endpoints that departed from service ports.
 #[derive(Debug, Default)]
@@ -43,27 +50,30 @@ pub(in crate::flows) struct Departed {
     pub(in crate::flows) revoked: BTreeSet<Arc<str>>,
 }
 
+/// An endpoint that departed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Departure {
     /// When it departed.
     at: Instant,
-    /// When its connections are due to be reset (again); `None` while it need not be gone.
+    /// When to reset its connections next. `None` while the frontend does not say that the endpoint is gone, because it
+    /// may still serve them.
     due: Option<Instant>,
     /// The passes over its connections.
     passes: usize,
 }
 
-/// What a pass looks for, and what it finds.
+/// The endpoints whose connections a pass looks for, and the connections that it finds.
 #[derive(Debug)]
 pub(in crate::flows) struct Due {
-    /// The index of the service port, by VIP.
+    /// The index in `ports` of the service port that has a VIP.
     pub(super) vips: PerFamily<FlowVips<usize>>,
     pub(in crate::flows) ports: Vec<DuePort>,
     state: NodeState,
+    /// When the pass began.
     at: Instant,
 }
 
-/// A service port with the number of connections to each of its endpoints that are due.
+/// A service port, with the number of connections to each of its endpoints that are due.
 #[derive(Debug)]
 pub(in crate::flows) struct DuePort {
     pub(in crate::flows) key: ServicePortKey,
@@ -73,8 +83,8 @@ pub(in crate::flows) struct DuePort {
 // === impl Departed ===
 
 impl Departed {
-    /// Records a commit. `state` is the committed one. `departed`: the endpoints that departed; `None`: what
-    /// departed before is void.
+    /// Records a commit, which leads to `state`. `departed` are the endpoints that it takes from service ports; `None`
+    /// if it cannot be compared with the commit before, so that earlier departures are void, too.
     pub(in crate::flows) fn committed(
         &mut self,
         departed: Option<DepartedEndpoints>,
@@ -82,10 +92,10 @@ impl Departed {
         state: &NodeState,
         now: Instant,
     ) {
-        if departed.is_none() {
-            self.forget_all();
+        match departed {
+            Some(departed) => self.remember(departed, now),
+            None => self.forget_all(),
         }
-        self.remember(departed.unwrap_or_default(), now);
         for key in &changes.service_ports {
             self.update(key, state.service_port(key), now);
         }
@@ -100,6 +110,7 @@ impl Departed {
         if departed.is_empty() {
             return;
         }
+
         self.forget_old(now);
         for (key, endpoints) in departed {
             let known = self.service_ports.entry(key).or_default();
@@ -110,21 +121,25 @@ impl Departed {
         }
 
         let remembered = self.service_ports.iter().map(|(key, endpoints)| (key.namespace.clone(), endpoints.len()));
-        let mut excess = Excess::beyond(MAX, remembered);
-        self.service_ports.retain(|key, endpoints| {
-            endpoints.retain(|_, departure| {
-                let is_forgotten = excess.take(&key.namespace);
-                if is_forgotten && departure.due.is_some() {
-                    // Nothing would remove its rules when it returns.
-                    self.revoked.insert(key.namespace.clone());
-                }
-                !is_forgotten
-            });
-            !endpoints.is_empty()
-        });
+        let mut excess = Excess::beyond(MAX_REMEMBERED, remembered);
+        if excess.owners().next().is_some() {
+            self.forget_excess(&mut excess);
+        }
     }
 
-    /// Compares what departed from a service port with its state.
+    fn forget_excess(&mut self, excess: &mut Excess<Arc<str>>) {
+        for (ServicePortKey { namespace, .. }, endpoints) in &mut self.service_ports {
+            for (_, forgotten) in endpoints.extract_if(.., |_, _| excess.take(namespace)) {
+                // Nothing would remove the rules of the endpoint when it returns.
+                if forgotten.due.is_some() {
+                    self.revoked.insert(namespace.clone());
+                }
+            }
+        }
+        self.service_ports.retain(|_, endpoints| !endpoints.is_empty());
+    }
+
+    /// Compares the endpoints that departed from a service port with its state.
     fn update(&mut self, key: &ServicePortKey, service: Option<&ServicePortState>, now: Instant) {
         let Some(endpoints) = self.service_ports.get_mut(key) else { return };
         let Some(service) = service else {
@@ -132,16 +147,18 @@ impl Departed {
             self.service_ports.remove(key);
             return;
         };
+
         let mut is_revoked = false;
-        endpoints.retain(|endpoint, departure| {
-            let is_gone = is_gone(service, endpoint);
-            is_revoked |= !is_gone && departure.due.is_some();
-            if !is_gone {
+        for (endpoint, departure) in endpoints.iter_mut() {
+            if is_gone(service, endpoint) {
+                departure.due.get_or_insert(now + RESET_DELAY);
+            } else {
+                is_revoked |= departure.due.take().is_some();
                 departure.passes = 0;
             }
-            departure.due = is_gone.then(|| departure.due.unwrap_or(now + RESET_DELAY));
-            !service.has_endpoint(endpoint)
-        });
+        }
+        endpoints.retain(|endpoint, _| !service.has_endpoint(endpoint));
+
         if endpoints.is_empty() {
             self.service_ports.remove(key);
         }
@@ -157,13 +174,14 @@ impl Departed {
         });
     }
 
-    /// When the next connections are due to be reset, of service ports that are programmed.
+    /// When the next connections of service ports that are programmed are due to be reset.
     pub(in crate::flows) fn next_due(&self, is_programmed: impl Fn(&ServicePortKey) -> bool) -> Option<Instant> {
         let programmed = self.service_ports.iter().filter(|(key, _)| is_programmed(key));
         programmed.flat_map(|(_, endpoints)| endpoints.values()).filter_map(|departure| departure.due).min()
     }
 
-    /// What is due now, of service ports that are programmed as in this state, which may be older than a departure.
+    /// The endpoints that are due now. `is_programmed` says which service ports the kernel has as in `state`, which may
+    /// be older than a departure.
     pub(in crate::flows) fn due(
         &mut self,
         state: &NodeState,
@@ -181,6 +199,7 @@ impl Departed {
             if open.is_empty() {
                 continue;
             }
+
             for family in IpFamily::ALL {
                 if open.keys().any(|endpoint| IpFamily::of(&endpoint.address) == family) {
                     due.vips[family].add(vips_of(service, family), &due.ports.len());
@@ -191,19 +210,22 @@ impl Departed {
         due
     }
 
-    /// Leaves out the endpoints that are not due any more, and those of namespaces whose rules are about to be removed.
+    /// Leaves out the endpoints that are not due any more, and the endpoints of namespaces whose rules are about to be
+    /// removed.
     pub(in crate::flows) fn retain_due(&self, due: &mut Due) {
         for DuePort { key, open } in &mut due.ports {
-            let departures = self.service_ports.get(key).filter(|_| !self.revoked.contains(&key.namespace));
-            let Some(departures) = departures else {
-                open.clear();
-                continue;
-            };
-            open.retain(|endpoint, _| departures.get(endpoint).is_some_and(|departure| departure.is_due(due.at)));
+            match self.service_ports.get(key) {
+                Some(departures) if !self.revoked.contains(&key.namespace) => {
+                    open.retain(|endpoint, _| {
+                        departures.get(endpoint).is_some_and(|departure| departure.is_due(due.at))
+                    });
+                }
+                _ => open.clear(),
+            }
         }
     }
 
-    /// Records a pass. Returns how many connections it has found to endpoints for which it was the first one.
+    /// Records a pass. Returns how many connections it has found to endpoints of which it was the first pass.
     pub(in crate::flows) fn passed(&mut self, due: &Due, now: Instant) -> usize {
         let mut found = 0;
         for DuePort { key, open } in &due.ports {
@@ -213,15 +235,16 @@ impl Departed {
                 if !departure.is_due(due.at) {
                     continue;
                 }
+
                 if departure.passes == 0 {
                     found += open;
                 }
-                match PASS_DELAYS.get(departure.passes).filter(|_| *open > 0) {
-                    Some(pause) => {
-                        departure.due = Some(now + *pause);
+                match PASS_DELAYS.get(departure.passes) {
+                    Some(delay) if *open > 0 => {
+                        departure.due = Some(now + *delay);
                         departure.passes += 1;
                     }
-                    None => drop(endpoints.remove(endpoint)),
+                    _ => drop(endpoints.remove(endpoint)),
                 }
             }
             if endpoints.is_empty() {
@@ -246,7 +269,8 @@ impl Due {
     }
 
     /// Counts a connection, and returns its service port, if it was translated from one of these VIPs to an endpoint
-    /// that is due. One that is not translated is older than the VIP, or is none of the Service: its peer may be alive.
+    /// that is due. A connection that is not translated is older than the VIP, or does not belong to the Service: its
+    /// peer may be alive.
     pub(super) fn count(&mut self, flow: &Flow) -> Option<&ServicePortKey> {
         let (index, endpoint) = self.find(flow)?;
         let DuePort { key, open } = &mut self.ports[index];
@@ -256,16 +280,19 @@ impl Due {
 
     /// The namespace of a connection as [`Self::count`] counts it.
     pub(super) fn namespace(&self, flow: &Flow) -> Option<Arc<str>> {
-        Some(self.ports[self.find(flow)?.0].key.namespace.clone())
+        let (index, _) = self.find(flow)?;
+        Some(self.ports[index].key.namespace.clone())
     }
 
-    /// The index of the service port and the endpoint.
+    /// The index of the service port, and the endpoint.
     fn find(&self, flow: &Flow) -> Option<(usize, Endpoint)> {
         let Tuple { source, destination: client } = flow.reply;
         let index = *self.vips[IpFamily::of(&client.ip())].get(flow)?;
         let endpoint = endpoint_at(source)?;
+
         let is_translated = flow.is_established && source != flow.original.destination;
-        (is_translated && self.ports.get(index)?.open.contains_key(&endpoint)).then_some((index, endpoint))
+        let is_due = self.ports.get(index)?.open.contains_key(&endpoint);
+        if is_translated && is_due { Some((index, endpoint)) } else { None }
     }
 }
 
@@ -273,10 +300,13 @@ impl Due {
 fn is_gone(service: &ServicePortState, endpoint: &Endpoint) -> bool {
     let family = IpFamily::of(&endpoint.address);
     let gone = &service.gone[family];
-    let is_known = || {
-        let known = [&service.cluster, &service.local, &service.established];
-        known.iter().any(|pools| pools[family].has_address(endpoint.address))
-    };
-    let is_said = gone.contains(endpoint) || (gone.contains(&Endpoint::any_other(family)) && !is_known());
+    let is_said =
+        gone.contains(endpoint) || gone.contains(&Endpoint::any_other(family)) && !is_known(service, endpoint.address);
     service.port.any_endpoints[family] && is_said
+}
+
+/// Whether the service port has an endpoint at this address, in any pool but the one of endpoints that are gone.
+fn is_known(service: &ServicePortState, address: IpAddr) -> bool {
+    let family = IpFamily::of(&address);
+    [&service.cluster, &service.local, &service.established].iter().any(|pools| pools[family].has_address(address))
 }

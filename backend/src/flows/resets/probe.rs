@@ -13,9 +13,13 @@ use crate::Nat;
 
 /// `IPPROTO_RAW`: the caller writes the IP header.
 const IPPROTO_RAW: i32 = 255;
+
 /// `IPPROTO_TCP`.
 const TCP: u8 = 6;
+
+/// The bytes of a TCP header without options.
 const TCP_HEADER: usize = 20;
+
 const FLAGS_SYN_ACK: u8 = 0x12;
 const HOPS: u8 = 64;
 
@@ -51,14 +55,17 @@ impl ProbeSocket {
 fn packet(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
     let source = address(from.ip());
     let destination = address(to.ip());
+
     let mut segment = Vec::with_capacity(TCP_HEADER);
     segment.extend(from.port().to_be_bytes());
     segment.extend(to.port().to_be_bytes());
     segment.extend([0, 0, 0, 1, 0, 0, 0, 1]);
     // Five words of header; then the window, the checksum and the urgent pointer.
     segment.extend([5 << 4, FLAGS_SYN_ACK, 4, 0, 0, 0, 0, 0]);
+
     let checksum = checksum([&source[..], &destination, &[0, TCP, 0, TCP_HEADER as u8], &segment]);
     segment[16..18].copy_from_slice(&checksum.to_be_bytes());
+
     let mut packet = match from {
         // The kernel fills in the length, the identification and the checksum.
         SocketAddr::V4(_) => vec![0x45, 0, 0, 0, 0, 0, 0, 0, HOPS, TCP, 0, 0],

@@ -19,6 +19,7 @@ use crate::{Nat, flows::worker::log_failure};
 
 /// How long packets are rejected.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The longest delay before a failed removal of rules that are not revoked is retried.
 pub(super) const MAX_REMOVAL_DELAY: Duration = Duration::from_secs(300);
 
@@ -41,13 +42,14 @@ pub(in crate::flows) struct Rejecter {
     pub(super) nat: Nat,
 }
 
-/// When the rules of a family are to be removed; `None`: there are none.
+/// The rules of a family.
 #[derive(Debug)]
 pub(super) struct FamilyRules {
+    /// When the rules are to be removed; `None`: there are none.
     pub(super) until: Option<Instant>,
-    /// The connections whose packets they reject, with the namespace of the Service; empty if that is not known.
+    /// The connections whose packets are rejected, each with the namespace of its Service; empty if they are not known.
     connections: BTreeMap<Rejected, Arc<str>>,
-    /// They reject connections to an endpoint that has returned: a removal that fails is retried soon.
+    /// Whether the rules reject connections to an endpoint that has returned: a removal that fails is retried soon.
     pub(super) is_revoked: bool,
     backoff: Backoff,
     failures: Repeated,
@@ -62,24 +64,31 @@ impl Rejected {
 impl FamilyRules {
     /// A process that was killed may have left rules, which are to be removed now.
     pub(super) fn unknown() -> Self {
-        let backoff = Backoff::new(TIMEOUT, MAX_REMOVAL_DELAY);
-        let until = Some(Instant::now());
-        Self { until, connections: BTreeMap::new(), is_revoked: false, backoff, failures: Repeated::default() }
+        Self {
+            until: Some(Instant::now()),
+            connections: BTreeMap::new(),
+            is_revoked: false,
+            backoff: Backoff::new(TIMEOUT, MAX_REMOVAL_DELAY),
+            failures: Repeated::default(),
+        }
     }
 
-    /// They were removed, or are to be removed later if that has failed.
+    /// The rules were removed, or are to be removed later if that has failed.
     pub(super) fn removed(&mut self, result: Result<()>) {
-        let error = result.err().map(|error| format!("{error:#}"));
-        let is_failed = error.is_some();
-        let failing = "cannot remove the rules that reset connections, retrying";
-        log_failure(&mut self.failures, error, failing, "rules that reset connections are removed again");
-        if is_failed {
-            let delay = self.backoff.next_delay();
-            self.until = Some(Instant::now() + if self.is_revoked { delay.min(TIMEOUT) } else { delay });
+        if result.is_err() {
+            let mut delay = self.backoff.next_delay();
+            if self.is_revoked {
+                delay = delay.min(TIMEOUT);
+            }
+            self.until = Some(Instant::now() + delay);
         } else {
             self.is_revoked = false;
             self.backoff.reset();
         }
+
+        let error = result.err().map(|error| format!("{error:#}"));
+        let failing = "cannot remove the rules that reset connections, retrying";
+        log_failure(&mut self.failures, error, failing, "rules that reset connections are removed again");
     }
 }
 
@@ -93,8 +102,8 @@ impl Rejecter {
         self.families.iter().filter_map(|(_, rules)| rules.until).min()
     }
 
-    /// Rejects packets of these connections from now on, and of no others of the family. With iptables, of the first
-    /// ones only. Each has the namespace of its Service.
+    /// Rejects packets of these connections from now on, and of no others of the family. Each connection has the
+    /// namespace of its Service. With iptables, only the first connections are rejected.
     pub(super) fn reject(&mut self, family: IpFamily, connections: BTreeMap<Rejected, Arc<str>>) -> Result<()> {
         let rules = &mut self.families[family];
         rules.until = Some(Instant::now() + TIMEOUT);
@@ -108,7 +117,8 @@ impl Rejecter {
     }
 
     /// Removes the rules of these namespaces, and leaves others until their time is over. Rules of unknown connections,
-    /// or which could not be removed, may be of any namespace. If it fails, all rules of the family are removed later.
+    /// and rules that could not be removed, may belong to any namespace. If the removal fails, all rules of the family
+    /// are removed later.
     pub(in crate::flows) fn revoke(&mut self, namespaces: &BTreeSet<Arc<str>>) {
         if namespaces.is_empty() {
             return;
@@ -120,6 +130,7 @@ impl Rejecter {
             if revoked.count() == 0 && !is_unknown {
                 continue;
             }
+
             rules.is_revoked = true;
             let result = if rules.connections.is_empty() {
                 rules.until = None;
@@ -131,10 +142,11 @@ impl Rejecter {
         }
     }
 
-    /// Removes the rules that are to be removed by this time; `None`: all of them. What fails is tried again later.
+    /// Removes the rules that are to be removed by this time; `None`: all rules. A removal that fails is tried again
+    /// later.
     pub(in crate::flows) fn remove(&mut self, by: Option<Instant>) {
+        let is_due = |until: &mut Instant| by.is_none_or(|by| *until <= by);
         for family in IpFamily::ALL {
-            let is_due = |until: &mut Instant| by.is_none_or(|by| *until <= by);
             let rules = &mut self.families[family];
             if rules.until.take_if(is_due).is_some() {
                 rules.connections.clear();
@@ -149,9 +161,9 @@ impl Rejecter {
     fn update(&mut self, family: IpFamily) -> Result<()> {
         let rejected: BTreeSet<_> = self.families[family].connections.keys().copied().collect();
         let write = |handle: &mut NftHandle| table::reject(handle, family, &rejected);
-        let Some(tools) = self.write(write, || format!("reject packets in table {}", table::NAME))? else {
-            return Ok(());
-        };
+        let tools = self.write(write, || format!("reject packets in table {}", table::NAME))?;
+        let Some(tools) = tools else { return Ok(()) };
+
         let rejected: BTreeSet<_> = rejected.into_iter().take(chain::MAX_CONNECTIONS).collect();
         chain::reject(tools, family, &rejected)
             .with_context(|| format!("reject packets in {family} chain {}", chain::NAME))?;
@@ -166,11 +178,11 @@ impl Rejecter {
         chain::remove(tools, family).with_context(|| format!("delete {family} chain {}", chain::NAME))
     }
 
-    /// Writes to nf_tables. Returns the programs to write with instead if the kernel lacks it.
+    /// Writes to nf_tables. If the kernel lacks nf_tables, nothing is written, and the tools of iptables are returned.
     fn write(
         &mut self,
         write: impl FnOnce(&mut NftHandle) -> netlink::Result<()>,
-        what: impl FnOnce() -> String,
+        description: impl FnOnce() -> String,
     ) -> Result<Option<&mut Tools>> {
         let Self { nf_tables, iptables, .. } = self;
         if iptables.is_none() {
@@ -183,7 +195,7 @@ impl Rejecter {
                 Ok(()) => return Ok(None),
                 Err(error) => {
                     *nf_tables = None;
-                    return Err(error).with_context(what);
+                    return Err(error).with_context(description);
                 }
             }
         }

@@ -13,6 +13,7 @@ use super::rejecter::{Rejected, TIMEOUT};
 
 pub(super) const NAME: &str = "fairlead-resets";
 const SET: &str = "gone";
+
 /// `IPPROTO_TCP`.
 const TCP: u8 = 6;
 
@@ -24,16 +25,19 @@ pub(super) fn reject(
 ) -> netlink::Result<()> {
     let table = table(family);
     let set = set(family);
+
     let mut batch = NftBatch::new();
     batch.add_table(&table);
     batch.delete_table(&table);
     batch.add_table(&table);
     batch.add_set(&table, &set);
+
     for (name, hook) in [("forward", Hook::Forward), ("output", Hook::Output)] {
-        // Before those that drop what they take for invalid.
+        // Before the chains of other programs that drop packets as invalid.
         batch.add_chain(&table, &Chain::base(name, ChainType::Filter, hook, priority::FILTER - 1));
         batch.add_rule(&table, name, &rule(family));
     }
+
     let keys: Vec<_> = connections.iter().map(key).collect();
     let element = |key| Element { timeout: Some(TIMEOUT), ..Element::key(key) };
     batch.add_elements(&table, &set, keys.iter().map(|key| element(key)));
@@ -51,8 +55,8 @@ pub(super) fn remove(handle: &mut NftHandle, family: IpFamily) -> netlink::Resul
 }
 
 fn key(Rejected { client, vip, endpoint }: &Rejected) -> Fields {
+    // Without the port of the endpoint, because nft cannot list a key with more than five fields.
     let fields = Fields::new().addr(client.ip()).port(client.port());
-    // nft cannot list a key with more than five fields.
     fields.addr(vip.ip()).port(vip.port()).addr(endpoint.ip())
 }
 
@@ -69,7 +73,7 @@ fn set(family: IpFamily) -> Set {
     Set { flags: SetFlags::TIMEOUT, ..Set::new(SET, key) }
 }
 
-/// The packets of the client in a connection that is open:
+/// Matches the packets of the client in an open connection:
 /// `ct original ip saddr . ct original proto-src . ct original ip daddr . ct original proto-dst . ip daddr @gone`.
 fn rule(family: IpFamily) -> Rule {
     let (client, vip, len, daddr_offset) = match family {
@@ -81,10 +85,12 @@ fn rule(family: IpFamily) -> Rule {
     // Each address is followed by a port.
     let at = |address: u8| first.plus(address * (address_registers + 1));
     let port_at = |address: u8| at(address).plus(address_registers);
+
     let ct = |key, dreg| Expr::Ct { key, dreg, direction: Some(CtDirection::Original) };
     let cmp = |op, data: &[u8]| Expr::Cmp { sreg: first, op, data: data.into() };
     let of_packet = |key| Expr::Ct { key, dreg: first, direction: None };
     let established = CtKey::STATE_ESTABLISHED.to_ne_bytes();
+
     Rule::new([
         Expr::Meta { key: MetaKey::L4proto, dreg: first },
         cmp(CmpOp::Eq, &[TCP]),
