@@ -33,11 +33,13 @@ use tokio::time::Instant;
 
 use crate::{DepartedEndpoints, NodeState, ServiceName, ServicePortState};
 
-/// How many Services are remembered whose loss a frontend has confirmed. Beyond it their return counts as new.
+/// The most Services that are remembered because a frontend has confirmed their loss. Beyond it all are forgotten, and
+/// count as new if they return.
 const MAX_CONFIRMED_LOST: usize = 65_536;
 
-/// Smaller losses, in Services of all namespaces together, are always applied, even if they are a large share of a
-/// small cluster. The namespace that loses most counts here: it may have most Services of the cluster.
+/// The smallest loss that is limited, in Services of all namespaces together. Smaller losses are applied even if they
+/// are a large share of a small cluster. Unlike for the share, the namespace that loses most counts: it may have most
+/// Services of the cluster.
 const MIN_LOST: usize = 10;
 
 /// Losses within this time count together. A frontend that loses its objects loses them within seconds.
@@ -46,8 +48,8 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// The delay before a snapshot is requested that confirms a loss beyond the limit.
 pub(crate) const CONFIRM_DELAY: Duration = Duration::from_secs(10);
 
-/// For how long after the start of the process on a restarted node the loss of its former endpoints does not count: the
-/// API server learns minutes later that they are gone.
+/// How long after the restart of the node the loss of its former endpoints does not count, from the start of the process
+/// on: the API server learns minutes later that they are gone.
 const BOOT_GRACE_PERIOD: Duration = Duration::from_secs(600);
 
 /// The largest share of the Services with endpoints that may lose all of them within a minute, in percent: 1 to 100,
@@ -68,11 +70,12 @@ pub(crate) struct Loss {
 #[derive(Debug)]
 pub(crate) struct LossGuard {
     limit: LossLimit,
-    /// When Services lost all their endpoints.
+    /// The Services that lost all their endpoints, and when.
     lost: BTreeMap<ServiceName, Instant>,
-    /// Those that were in `lost` when a snapshot confirmed it. They are not new if they return, however late.
+    /// The Services that were in `lost` when a snapshot confirmed the loss. They are not new if they return, however
+    /// late.
     confirmed_lost: BTreeSet<ServiceName>,
-    /// When Services got endpoints that had none at the start of [`WINDOW`]. Their loss does not count.
+    /// The Services that had no endpoints at the start of [`WINDOW`], and when they got some. Their loss does not count.
     new: BTreeMap<ServiceName, Instant>,
     withheld: Option<Withheld>,
     /// An earlier process withheld a loss, which no frontend has taken back or confirmed to this one: see
@@ -88,7 +91,7 @@ struct BeforeBoot {
     until: Instant,
 }
 
-/// What is programmed otherwise than it is committed.
+/// Service ports that the kernel does not get as they are committed.
 #[derive(Debug, Default)]
 struct Withheld {
     /// The service ports of lost Services, or with endpoints that this node had before it restarted.
@@ -106,17 +109,18 @@ pub(crate) struct Commit<'a> {
     pub(crate) is_confirmed: bool,
 }
 
+/// The part of a commit that is programmed.
 #[derive(Debug)]
 pub(crate) struct Decision {
     /// The state to program.
     pub(crate) state: NodeState,
-    /// The endpoints that departed. What a withheld Service loses or gets back is no sign of that.
+    /// The endpoints that departed, without those of withheld Services: the frontend may have lost its objects.
     pub(crate) departed: DepartedEndpoints,
     /// The loss that begins to be withheld.
     pub(crate) loss: Option<Loss>,
 }
 
-/// What a commit takes from service ports, and which Services it gives endpoints.
+/// The endpoints that a commit takes from service ports, and the Services that it gives endpoints.
 #[derive(Debug, Default)]
 struct Differences<'a> {
     departed: DepartedEndpoints,
@@ -141,9 +145,9 @@ impl LossGuard {
         }
     }
 
-    /// An earlier process withheld a loss, and the committed state is the one before it. What the next commits lose is
-    /// withheld, too, whatever its size, until that is confirmed: the losses that had led to the limit are applied
-    /// already, and are not remembered.
+    /// An earlier process withheld a loss, and the committed state is the one before that loss. The losses of the next
+    /// commits are withheld, too, whatever their size, until they are confirmed: the losses that had led to the limit
+    /// are applied already, and are not remembered.
     pub(crate) fn continue_withholding(&mut self) {
         self.continues = true;
     }
@@ -165,23 +169,27 @@ impl LossGuard {
 
     /// The number of service ports whose loss is withheld.
     pub(crate) fn withheld_service_ports(&self) -> usize {
-        let withheld = self.withheld.as_ref().filter(|withheld| withheld.confirm_at.is_some());
-        withheld.map_or(0, |withheld| withheld.service_ports.len())
+        match &self.withheld {
+            Some(Withheld { service_ports, confirm_at: Some(_) }) => service_ports.len(),
+            _ => 0,
+        }
     }
 
     /// The number of service ports without the endpoints that this node had before it restarted.
     pub(crate) fn unconfirmed_service_ports(&self) -> usize {
-        let withheld = self.withheld.as_ref().filter(|withheld| withheld.confirm_at.is_none());
-        withheld.map_or(0, |withheld| withheld.service_ports.len())
+        match &self.withheld {
+            Some(Withheld { service_ports, confirm_at: None }) => service_ports.len(),
+            _ => 0,
+        }
     }
 
     /// The node has restarted since a frontend confirmed this state. Returns the state to program: without the
     /// endpoints on the node, except for those on its host network, whose addresses stay.
     pub(crate) fn restarted(&mut self, committed: &NodeState) -> NodeState {
+        let addresses = &committed.node().addresses;
         let mut endpoints = HashSet::new();
         let mut service_ports = BTreeSet::new();
         let mut state = committed.clone();
-        let addresses = &committed.node().addresses;
         for (key, service) in committed.service_ports().iter() {
             endpoints.extend(service.local.iter().flat_map(|(_, pool)| pool.iter().map(Endpoint::identity)));
             if let Some(without) = service.without_local(|endpoint| addresses.contains(&endpoint.address)) {
@@ -189,6 +197,7 @@ impl LossGuard {
                 service_ports.insert(key.clone());
             }
         }
+
         self.before_boot = Some(BeforeBoot { endpoints, until: Instant::now() + BOOT_GRACE_PERIOD });
         if !service_ports.is_empty() {
             self.withheld = Some(Withheld { service_ports, confirm_at: None });
@@ -221,14 +230,15 @@ impl LossGuard {
         if exceeded.is_some() {
             service_ports.extend(emptied.iter().map(|service| service.port.key.clone()));
         }
-        // Also of Services that are not withheld any more, because what they get back is no sign either.
+        // Also of Services that are withheld no longer: the kernel had other endpoints than the commit before.
         departed.retain(|key, _| !service_ports.contains(key));
         service_ports.retain(|key| self.lost.contains_key(&ServiceName::of(key)));
 
-        let loss = exceeded.filter(|_| confirm_at.is_none());
+        let loss = if confirm_at.is_none() { exceeded } else { None };
         if service_ports.is_empty() {
             return Decision { state: after.clone(), departed, loss };
         }
+
         let state = with_losses(after, &service_ports, programmed);
         let confirm_at = Some(confirm_at.unwrap_or_else(|| Instant::now() + CONFIRM_DELAY));
         self.withheld = Some(Withheld { service_ports, confirm_at });
@@ -240,8 +250,7 @@ impl LossGuard {
     /// return.
     fn confirm_losses(&mut self, state: &NodeState) {
         self.confirmed_lost.extend(mem::take(&mut self.lost).into_keys());
-        let serves = |name: &_| state.ports_of(name).any(|(_, service)| service.has_endpoints());
-        self.confirmed_lost.retain(|name| !serves(name));
+        self.confirmed_lost.retain(|name| !has_endpoints(name, state));
         if self.confirmed_lost.len() > MAX_CONFIRMED_LOST {
             self.confirmed_lost.clear();
         }
@@ -253,7 +262,7 @@ impl LossGuard {
         self.new.retain(|_, since| now - *since < WINDOW);
         for name in filled {
             let has_returned = self.confirmed_lost.remove(&name) || self.lost.contains_key(&name);
-            if !has_returned && !before.ports_of(&name).any(|(_, service)| service.has_endpoints()) {
+            if !has_returned && !has_endpoints(&name, before) {
                 self.new.entry(name).or_insert(now);
             }
         }
@@ -263,12 +272,10 @@ impl LossGuard {
     fn record(&mut self, emptied: &[&ServicePortState], withheld: &BTreeSet<ServicePortKey>, state: &NodeState) {
         let now = Instant::now();
         self.before_boot.take_if(|before_boot| now >= before_boot.until);
-        let before_boot = self.before_boot.as_ref();
-        let is_lost_at_boot = |service: &ServicePortState| {
-            let mut endpoints = service.selectable().flat_map(|(.., pool)| pool.iter().map(Endpoint::identity));
-            before_boot.is_some_and(|before| endpoints.all(|endpoint| before.endpoints.contains(&endpoint)))
-        };
-        for service in emptied.iter().filter(|service| !is_lost_at_boot(service)) {
+        for service in emptied {
+            if self.before_boot.as_ref().is_some_and(|before_boot| before_boot.had_all_of(service)) {
+                continue;
+            }
             let name = ServiceName::of(&service.port.key);
             if !self.new.contains_key(&name) {
                 self.lost.insert(name, now);
@@ -277,19 +284,28 @@ impl LossGuard {
         if self.lost.is_empty() {
             return;
         }
+
         let withheld: BTreeSet<_> = withheld.iter().map(ServiceName::of).collect();
         self.lost.retain(|name, lost| {
             let counts = now - *lost < WINDOW || withheld.contains(name);
-            counts && !state.ports_of(name).any(|(_, service)| service.has_endpoints())
+            counts && !has_endpoints(name, state)
         });
     }
 
-    /// Inspects the whole state only if many Services are lost. `continues`: any loss is withheld.
+    /// Whether the limit admits the losses; any loss exceeds it if a withheld loss `continues`. Inspects the whole state
+    /// only if many Services are lost.
     fn check(&self, state: &NodeState, continues: bool) -> Result<(), Loss> {
         let min_lost = if continues { 1 } else { MIN_LOST };
         if self.limit == LossLimit::NONE || self.lost.len() < min_lost {
             return Ok(());
         }
+
+        let namespaces = self.loss_of_namespaces(state);
+        if continues { Err(Loss::total(&namespaces)) } else { self.limit.check(namespaces) }
+    }
+
+    /// The loss of each namespace that has Services with endpoints, or has lost some.
+    fn loss_of_namespaces(&self, state: &NodeState) -> Vec<Loss> {
         let mut namespaces: BTreeMap<&str, Loss> = BTreeMap::new();
         for name in self.lost.keys() {
             let namespace = namespaces.entry(&name.namespace).or_default();
@@ -302,8 +318,15 @@ impl LossGuard {
         for (namespace, _) in names {
             namespaces.entry(namespace).or_default().of += 1;
         }
-        let namespaces: Vec<_> = namespaces.into_values().collect();
-        if continues { Err(Loss::total(&namespaces)) } else { self.limit.check(namespaces) }
+        namespaces.into_values().collect()
+    }
+}
+
+impl BeforeBoot {
+    /// Whether all endpoints of a service port were on this node before it restarted.
+    fn had_all_of(&self, service: &ServicePortState) -> bool {
+        let mut endpoints = service.selectable().flat_map(|(.., pool)| pool.iter().map(Endpoint::identity));
+        endpoints.all(|endpoint| self.endpoints.contains(&endpoint))
     }
 }
 
@@ -334,16 +357,17 @@ impl LossLimit {
     /// No limit.
     pub const NONE: Self = Self(100);
 
-    /// Checks the share of the Services, and the mean of the shares of the namespaces: the limit applies to the smaller
-    /// one, so that neither a large namespace nor many small ones exceed it alone.
+    /// Checks the share of the Services, and the mean of the shares of the namespaces. The limit applies to the smaller
+    /// of both, so that neither a large namespace nor many small ones exceed it alone.
     fn check(self, mut namespaces: Vec<Loss>) -> Result<(), Loss> {
         if namespaces.len() > 1 {
             namespaces.sort_unstable_by_key(|namespace| namespace.lost);
             namespaces.pop();
         }
+
         let Loss { lost, of } = Loss::total(&namespaces);
-        let limit = f64::from(self.0) / 100.0;
         let shares: f64 = namespaces.iter().map(|namespace| namespace.lost as f64 / namespace.of as f64).sum();
+        let limit = f64::from(self.0) / 100.0;
         let exceeds = lost as f64 > limit * of as f64 && shares > limit * namespaces.len() as f64;
         if exceeds { Err(Loss { lost, of }) } else { Ok(()) }
     }
@@ -360,9 +384,10 @@ impl FromStr for LossLimit {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let number = text.trim().trim_end_matches('%').parse().ok();
-        let number = number.filter(|number| (1..=100).contains(number));
-        number.map(Self).ok_or_else(|| format!("{text:?} is not a percentage from 1 to 100"))
+        match text.trim().trim_end_matches('%').parse() {
+            Ok(number @ 1..=100) => Ok(Self(number)),
+            _ => Err(format!("{text:?} is not a percentage from 1 to 100")),
+        }
     }
 }
 
@@ -392,24 +417,29 @@ fn with_losses(committed: &NodeState, lost: &BTreeSet<ServicePortKey>, programme
     for (key, service) in lost {
         state.set_service_port(&key, service);
     }
-    // A frontend that lost its objects does not know the facts either. Those of the node are retained anyway.
+    // A frontend that lost its objects does not know the facts of the cluster. Those of the node are retained anyway.
     if *committed.cluster() == ClusterInfo::default() {
         state.put_cluster(programmed.cluster().clone());
     }
     state
 }
 
+/// Whether a Service has endpoints in a state.
+fn has_endpoints(name: &ServiceName, state: &NodeState) -> bool {
+    state.ports_of(name).any(|(_, service)| service.has_endpoints())
+}
+
 /// The service port as it was, if it loses all its endpoints.
 pub(crate) fn emptied_by<'a>(change: &ServicePortChange<'a>) -> Option<&'a ServicePortState> {
     let is_empty = !change.after.is_some_and(ServicePortState::has_endpoints);
-    change.before.filter(|before| before.has_endpoints() && is_empty)
+    if is_empty { change.before.filter(|before| before.has_endpoints()) } else { None }
 }
 
 /// The Service of the service port, if that had no endpoints and gets some.
 fn filled_by(change: &ServicePortChange<'_>) -> Option<ServiceName> {
     let was_empty = !change.before.is_some_and(ServicePortState::has_endpoints);
     let is_filled = was_empty && change.after.is_some_and(ServicePortState::has_endpoints);
-    is_filled.then(|| ServiceName::of(change.key))
+    if is_filled { Some(ServiceName::of(change.key)) } else { None }
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What only one service port can have on a node: VIPs with their ports, node ports, and ports of health checks. And
-//! what only one Service can have: cluster IPs.
+//! Claims: VIPs with their ports, node ports and ports of health checks, which only one service port can have on a node,
+//! and cluster IPs, which only one Service can have.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -14,7 +14,7 @@ use crate::{
     dataplane::{Vip, all_vips},
 };
 
-/// What these lost service ports had, and others have in the committed state.
+/// The claims of lost service ports that other service ports have in the committed state.
 pub(super) fn taken(lost: &BTreeMap<ServicePortKey, Option<ServicePortState>>, committed: &NodeState) -> HashSet<Vip> {
     let had: HashSet<_> = lost.values().flatten().flat_map(|service| claims(&service.port)).collect();
     let services: BTreeSet<_> = lost.keys().map(ServiceName::of).collect();
@@ -27,16 +27,19 @@ pub(super) fn taken(lost: &BTreeMap<ServicePortKey, Option<ServicePortState>>, c
     claimed.filter(|claim| had.contains(claim)).collect()
 }
 
-/// Removes what is taken from a service port.
+/// Removes the claims that are taken from a service port.
 pub(super) fn remove(taken: &HashSet<Vip>, service_port: &mut ServicePort) {
-    let (port, protocol) = (service_port.port.get(), service_port.key.protocol);
+    let port = service_port.port.get();
+    let protocol = service_port.key.protocol;
     let is_free = |ip: &IpAddr| !taken.contains(&Vip::AddressPort { address: *ip, port, protocol });
     let is_free_number = |number: &NonZeroU16, of| !taken.contains(&Vip::NodePort { port: number.get(), protocol: of });
+
     for ip in [&mut service_port.cluster_ips.v4, &mut service_port.cluster_ips.v6] {
         *ip = ip.filter(|ip| is_free(ip) && !taken.contains(&Vip::Address(*ip)));
     }
     service_port.external_ips.retain(is_free);
     service_port.load_balancer_ips.retain(is_free);
+
     service_port.node_port = service_port.node_port.filter(|number| is_free_number(number, protocol));
     let health_check = service_port.health_check_node_port;
     service_port.health_check_node_port = health_check.filter(|number| is_free_number(number, Protocol::Tcp));
