@@ -9,8 +9,9 @@
 //!                                                         quarantine ◀───── rejected
 //! ```
 //!
-//! A call commits at most one transaction of limited size. What remains is in [`SyncReport::unfinished`], and the next
-//! [`Backend::apply`] continues, after it has added the changes that have arrived meanwhile.
+//! A call commits at most one transaction of limited size. The service ports that remain are in
+//! [`SyncReport::unfinished`], and the next [`Backend::apply`] continues, after it has added the changes that have
+//! arrived meanwhile.
 //!
 //! - `data_plane`: the trait;
 //! - `applied`: what the kernel contains because of us;
@@ -39,7 +40,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use proto::model::{IpFamily, ServicePortKey};
 use runtime::{Rate, TokenBucket};
 use tokio::time::Instant;
@@ -67,21 +68,21 @@ pub const MAX_TRANSACTION_WRITES: usize = 8_000;
 /// The most transactions of one call that the kernel rejects. Rejected transactions change nothing.
 const MAX_ATTEMPTS: usize = 8;
 
-/// While a change is unfinished no reconcile comes, and rejected service ports are tried again at this interval.
+/// How often rejected service ports are tried again while a change is unfinished: no reconcile comes then.
 const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The shortest interval between two reads of the kernel that follow a rejection. In between, a rejection is not
-/// explained by a change of another process.
+/// The shortest interval between two reads of the kernel that follow a rejection. In between, a rejection is taken for
+/// one of the service port, not for the result of a change by another process.
 const READ_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How often rejected service ports are tried again because they have changed: with each attempt, the kernel may have
-/// to be read. Beyond it, the next retry tries them.
-const ATTEMPTS: Rate = Rate { burst: 2, every: READ_INTERVAL };
+/// How often rejected service ports are tried again because they have changed: each attempt may have to read the kernel.
+/// Beyond it, the next retry tries them.
+const ATTEMPT_RATE: Rate = Rate { burst: 2, every: READ_INTERVAL };
 
 /// A reconcile reads the kernel if it was not read for this long, even if no other process can have changed it.
 const MAX_READ_AGE: Duration = Duration::from_secs(3_600);
 
-/// The same while the kernel rejects service ports: it may contain something else than is known.
+/// [`MAX_READ_AGE`] while the kernel rejects service ports, because the kernel may contain something unknown.
 const MAX_READ_AGE_REJECTED: Duration = Duration::from_secs(300);
 
 /// A backend: a data plane, what was applied to it, and what is to be programmed.
@@ -96,6 +97,7 @@ pub struct Driver<P: DataPlane> {
     queue: Queue,
     quarantine: Quarantine,
     held: HeldVips,
+    /// Rejected service ports that give up their VIPs, because others own some of them.
     evicted: BTreeSet<ServicePortKey>,
     /// Whether the kernel was read since the last report.
     has_read: bool,
@@ -149,16 +151,18 @@ impl<P: DataPlane> Driver<P> {
     /// Reads the kernel and queues the service ports that differ. Returns the number of writes.
     async fn observe(&mut self, state: &NodeState) -> Result<usize> {
         self.applied = None;
-        self.is_fresh = true;
-        self.is_reconciling = true;
-        self.has_read = true;
         self.queue = Queue::default();
         self.held = HeldVips::new();
         self.evicted = BTreeSet::new();
         self.ownership = VipOwnership::of(state);
         self.state = Some(state.clone());
+
+        self.is_fresh = true;
+        self.is_reconciling = true;
+        self.has_read = true;
         self.read_at = Instant::now();
         let Synced { applied, writes } = self.plane.observe(state, &self.ownership).await?;
+
         for key in state.service_ports().keys() {
             if applied.is_programmed(key) {
                 self.quarantine.accept(key);
@@ -168,10 +172,11 @@ impl<P: DataPlane> Driver<P> {
         }
         self.applied = Some(applied);
         self.retry_rejected(state);
+
         Ok(writes)
     }
 
-    /// What has changed since the last call; `None`: the kernel has to be read.
+    /// The changes since the last call; `None`: the kernel has to be read.
     fn changes(&mut self, state: &NodeState) -> Option<Changes> {
         let is_family_due = !self.plane.families().due().is_empty();
         let max_age = if self.quarantine.is_empty() { MAX_READ_AGE } else { MAX_READ_AGE_REJECTED };
@@ -179,7 +184,9 @@ impl<P: DataPlane> Driver<P> {
         if is_family_due || is_old || !self.queue.is_empty() || !self.plane.is_untouched() {
             return None;
         }
-        Some(Changes::between(self.state.as_ref()?, state)).filter(|changes| self.is_based(changes))
+
+        let changes = Changes::between(self.state.as_ref()?, state);
+        if self.is_based(&changes) { Some(changes) } else { None }
     }
 
     /// Whether changes can be programmed without reading the kernel.
@@ -187,14 +194,16 @@ impl<P: DataPlane> Driver<P> {
         self.applied.is_some() && !(self.is_fresh && (changes.node || changes.cluster))
     }
 
+    /// Queues the rejected service ports as a batch of their own.
     fn retry_rejected(&mut self, state: &NodeState) {
         self.retried_at = Instant::now();
         let queued: BTreeSet<_> = self.queue.suspects.iter().flatten().collect();
-        let suspects = self.quarantine.retry(state).into_iter().filter(|key| !queued.contains(key));
-        let suspects: Vec<_> = suspects.collect();
+        let mut suspects = self.quarantine.retry(state);
+        suspects.retain(|key| !queued.contains(key));
         if suspects.is_empty() {
             return;
         }
+
         self.is_reconciling = true;
         for key in &suspects {
             self.queue.push(key.clone(), state);
@@ -202,9 +211,11 @@ impl<P: DataPlane> Driver<P> {
         self.queue.suspects.push(suspects);
     }
 
+    /// Queues the service ports that changes affect.
     fn enqueue(&mut self, state: &NodeState, changes: &Changes) {
         let Some(applied) = &mut self.applied else { return };
         let Some(before) = self.state.replace(state.clone()) else { return };
+
         let OwnershipChanges { service_ports: mut affected, vips } = self.ownership.update(&before, state, changes);
         applied.owners_changed(&self.ownership, &vips);
         if changes.node
@@ -215,14 +226,17 @@ impl<P: DataPlane> Driver<P> {
             affected.extend(dependents.map(|(key, _)| key.clone()));
         }
         affected.extend(self.plane.dependents(applied, &before, state, &affected));
+
         for key in affected {
-            let lost = applied.vips(&key).into_iter().filter(|(family, vip)| !self.ownership.owns(&key, *family, vip));
-            let lost: Vec<_> = lost.collect();
+            let mut lost = applied.vips(&key);
+            lost.retain(|(family, vip)| !self.ownership.owns(&key, *family, vip));
             applied.invalidate(&key);
+
             let is_rejected = self.quarantine.contains(&key) && state.service_port(&key).is_some();
-            if is_rejected && lost.is_empty() && self.attempts.take(ATTEMPTS, Instant::now()).is_err() {
+            if is_rejected && lost.is_empty() && self.attempts.take(ATTEMPT_RATE, Instant::now()).is_err() {
                 continue;
             }
+
             for vip in lost {
                 self.held.entry(vip).or_default().insert(key.clone());
             }
@@ -259,6 +273,7 @@ impl<P: DataPlane> Driver<P> {
                 budget: if self.is_unlimited { usize::MAX } else { self.plane.budget(&applied) },
             };
             let change = with_service_ports(empty, &mut self.queue, &self.plane, &mut applied);
+
             let outcome = self.plane.commit(&mut applied, &change).await?;
             let waiting = change.waiting();
             let service_ports = change.service_ports;
@@ -313,8 +328,9 @@ impl<P: DataPlane> Driver<P> {
         }
     }
 
-    /// `unfinished`: those that were programmed in part; `writes`: those of the transaction; `waiting`: those that own
-    /// a VIP which another one still has in the kernel.
+    /// The kernel has accepted a transaction with these service ports, and with this number of writes. The `unfinished`
+    /// service ports are programmed in part. The `waiting` service ports own a VIP that another one still has in the
+    /// kernel.
     fn committed(
         &mut self,
         service_ports: &[ServicePortKey],
@@ -336,15 +352,14 @@ impl<P: DataPlane> Driver<P> {
                 self.queue.done(key);
             }
         }
+
         self.release(&service_ports.iter().filter(|key| !unfinished.contains(*key)).collect());
     }
 
     /// Whether another process may have changed our objects since they were read.
     fn is_explained_by_drift(&self, service_ports: &[ServicePortKey], rejection: &Rejection) -> bool {
-        let is_new = |(index, _): &(u32, String)| {
-            service_ports.get(*index as usize).is_some_and(|key| !self.quarantine.contains(key))
-        };
-        let is_news = rejection.unnamed.is_some() || rejection.named.iter().any(is_new);
+        let mut named = rejection.named.iter().filter_map(|(index, _)| service_ports.get(*index as usize));
+        let is_news = rejection.unnamed.is_some() || named.any(|key| !self.quarantine.contains(key));
         is_news && !self.is_reconciling && self.next_read <= Instant::now()
     }
 
@@ -352,17 +367,9 @@ impl<P: DataPlane> Driver<P> {
     fn rejected(&mut self, service_ports: &[ServicePortKey], rejection: Rejection) -> Result<()> {
         let reason = rejection.to_string();
         if rejection.unnamed.is_none() {
-            let named = rejection
-                .named
-                .into_iter()
-                .filter_map(|(index, reason)| Some((service_ports.get(index as usize)?.clone(), reason)));
-            let named: Vec<_> = named.collect();
-            if named.is_empty() {
-                bail!("the kernel rejected a service port that was not in the transaction: {reason}");
-            }
-            named.into_iter().for_each(|(key, reason)| self.quarantine(&key, reason));
-            return Ok(());
+            return self.quarantine_named(service_ports, rejection.named, &reason);
         }
+
         match service_ports {
             [] => bail!("the kernel rejected the base ruleset: {reason}"),
             [only] if !self.is_fresh && !self.queue.facts => self.quarantine(only, reason),
@@ -371,22 +378,30 @@ impl<P: DataPlane> Driver<P> {
         Ok(())
     }
 
+    /// Quarantines the service ports that the kernel named by their index, each with the reason.
+    fn quarantine_named(
+        &mut self,
+        service_ports: &[ServicePortKey],
+        named: Vec<(u32, String)>,
+        first_reason: &str,
+    ) -> Result<()> {
+        let mut is_any_known = false;
+        for (index, reason) in named {
+            let Some(key) = service_ports.get(index as usize) else { continue };
+            is_any_known = true;
+            self.quarantine(key, reason);
+        }
+        ensure!(is_any_known, "the kernel rejected a service port that was not in the transaction: {first_reason}");
+        Ok(())
+    }
+
     /// Queues the halves of a transaction; before them the base ruleset, if that is in the transaction.
     fn bisect(&mut self, service_ports: &[ServicePortKey], reason: &str) {
         let is_retry = service_ports.iter().all(|key| self.quarantine.contains(key));
         if is_retry && !self.quarantine.take_retry() {
-            // Others than those that were rejected before are not among the suspects.
-            let suspects = mem::take(&mut self.queue.suspects).into_iter().flatten();
-            let (old, new): (BTreeSet<_>, BTreeSet<_>) =
-                suspects.chain(service_ports.iter().cloned()).partition(|key| self.quarantine.contains(key));
-            self.quarantine.postpone(&old);
-            old.iter().for_each(|key| self.queue.done(key));
-            self.release(&old.iter().collect());
-            if !new.is_empty() {
-                self.queue.suspects.push(new.into_iter().collect());
-            }
-            return;
+            return self.postpone_rejected(service_ports);
         }
+
         let count = service_ports.len();
         debug!(reason, service_ports = count, "kernel did not name the rejected operation, bisecting the batch");
         let (first, second) = service_ports.split_at(service_ports.len() / 2);
@@ -394,6 +409,23 @@ impl<P: DataPlane> Driver<P> {
         self.queue.suspects.extend(halves.map(<[_]>::to_vec));
         if self.is_fresh || self.queue.facts {
             self.queue.suspects.push(Vec::new());
+        }
+    }
+
+    /// Leaves the service ports of a rejected transaction, and the suspects that were rejected before, to the next
+    /// reconcile. The other suspects stay queued, as one batch.
+    fn postpone_rejected(&mut self, service_ports: &[ServicePortKey]) {
+        let suspects = mem::take(&mut self.queue.suspects).into_iter().flatten();
+        let (old, new): (BTreeSet<_>, BTreeSet<_>) =
+            suspects.chain(service_ports.iter().cloned()).partition(|key| self.quarantine.contains(key));
+
+        self.quarantine.postpone(&old);
+        for key in &old {
+            self.queue.done(key);
+        }
+        self.release(&old.iter().collect());
+        if !new.is_empty() {
+            self.queue.suspects.push(new.into_iter().collect());
         }
     }
 
@@ -431,7 +463,7 @@ impl<P: DataPlane> Driver<P> {
     fn report(&mut self, writes: usize) -> SyncReport {
         let of_applied = self.applied.iter().flat_map(Applied::failures);
         let failures = self.ownership.failures().chain(of_applied).chain(self.quarantine.failures()).collect();
-        let unfinished = self.is_unfinished().then(|| self.unfinished());
+        let unfinished = if self.is_unfinished() { Some(self.unfinished()) } else { None };
         let has_read = mem::take(&mut self.has_read) && unfinished.is_some();
         let unusable_families = self.plane.families().unusable();
         SyncReport { writes, failures, unfinished, has_read, unusable_families, lock_wait: self.plane.lock_wait() }
@@ -485,11 +517,13 @@ impl<P: DataPlane> Backend for Driver<P> {
         if !self.is_based(changes) {
             return self.reconcile(state).await;
         }
+
         let is_retry_due = self.is_unfinished() && self.retried_at.elapsed() >= RETRY_INTERVAL;
         self.enqueue(state, changes);
         if is_retry_due {
             self.retry_rejected(state);
         }
+
         let writes = self.commit(state).await?;
         Ok(self.report(writes))
     }
@@ -527,6 +561,7 @@ impl<P: DryRunPlane> Driver<P> {
         while report.unfinished.is_some() {
             report = self.apply(state, &Changes::default()).await?;
         }
+
         let differences = match self.applied.take() {
             Some(applied) => self.plane.differences(state, &self.ownership, &applied).await?,
             None => Vec::new(),

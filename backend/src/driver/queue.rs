@@ -16,24 +16,26 @@ use proto::model::ServicePortKey;
 
 use crate::NodeState;
 
-/// With fewer other service ports in the queue the urgent ones get no transaction of their own.
+/// The urgent service ports get a transaction of their own if at least this many others are queued.
 const MIN_OTHERS: usize = 256;
 
 /// The dirty service ports. A service port that changes again keeps its position: only its latest state counts.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     entries: BTreeMap<ServicePortKey, QueueEntry>,
-    /// Parts of batches that the kernel rejected, to be tried on their own, the last one first. Without them, their
-    /// service ports stay in the queue unless [`Self::done`] removes them.
+    /// Parts of batches that the kernel rejected, to be tried on their own, the last part first. Their service ports are
+    /// among the entries, too, and stay there when a part is taken, until [`Self::done`] removes them.
     pub(super) suspects: Vec<Vec<ServicePortKey>>,
     /// Whether the base ruleset has to be programmed again.
     pub(super) facts: bool,
+    /// The number of calls of [`Self::push`], and of [`Self::next`].
     pushed: u64,
     taken: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct QueueEntry {
+    /// Ascends in the order in which service ports are queued.
     arrival: u64,
     /// The number of kernel objects to write, or an estimate; `None`: not computed since the last change.
     writes: Option<usize>,
@@ -57,8 +59,8 @@ impl Queue {
         self.entries.remove(key);
     }
 
-    /// A service port was programmed in part, by a transaction with this many writes. What remains is estimated: the
-    /// computation for a large service port takes as long as a transaction.
+    /// A service port was programmed in part, by a transaction with this many writes. Its remaining writes are
+    /// estimated, because their computation takes as long as a transaction if the service port is large.
     pub(super) fn unfinished(&mut self, key: &ServicePortKey, writes: usize) {
         if let Some(QueueEntry { writes: Some(left), .. }) = self.entries.get_mut(key) {
             *left = left.saturating_sub(writes).max(1);
@@ -95,24 +97,24 @@ impl Queue {
         self.taken += 1;
         let is_second = self.taken.is_multiple_of(2);
         let has_others = self.entries.len() > self.suspects.iter().map(Vec::len).sum::<usize>();
-        if !self.suspects.is_empty() && (is_second || !has_others) {
-            let mut group = self.suspects.pop().unwrap_or_default();
-            let rest = group.split_off(fitting(group.iter().map(&mut writes), budget));
-            if !rest.is_empty() {
-                self.suspects.push(rest);
-            }
-            return group;
+        if (is_second || !has_others)
+            && let Some(suspects) = self.suspects.pop()
+        {
+            return self.first_suspects(suspects, budget, writes);
         }
+
         let suspected: HashSet<&ServicePortKey> = self.suspects.iter().flatten().collect();
         let others = || self.entries.iter().filter(|(key, _)| !suspected.contains(key));
         if budget == usize::MAX {
             return others().map(|(key, _)| key.clone()).collect();
         }
+
         // The urgent ones do not wait until the writes of all others are computed.
         let urgent: Vec<_> = others().filter(|(_, entry)| entry.is_urgent).map(|(key, _)| key.clone()).collect();
         if !urgent.is_empty() && others().count() - urgent.len() >= MIN_OTHERS {
             return urgent;
         }
+
         for (key, entry) in &mut self.entries {
             entry.writes.get_or_insert_with(|| writes(key));
         }
@@ -125,6 +127,7 @@ impl Queue {
                 (!entry.is_urgent, of_namespace, entry.writes.unwrap_or_default(), entry.arrival, *key)
             }));
         }
+
         if is_second {
             order.sort_unstable_by_key(|(is_not_urgent, .., arrival, _)| (*is_not_urgent, *arrival));
         } else {
@@ -132,6 +135,20 @@ impl Queue {
         }
         let count = fitting(order.iter().map(|(_, _, writes, ..)| *writes), budget);
         order[..count].iter().map(|(.., key)| (*key).clone()).collect()
+    }
+
+    /// The first of these suspects that fit into the budget. The rest waits for its turn.
+    fn first_suspects(
+        &mut self,
+        mut suspects: Vec<ServicePortKey>,
+        budget: usize,
+        writes: impl FnMut(&ServicePortKey) -> usize,
+    ) -> Vec<ServicePortKey> {
+        let rest = suspects.split_off(fitting(suspects.iter().map(writes), budget));
+        if !rest.is_empty() {
+            self.suspects.push(rest);
+        }
+        suspects
     }
 
     /// Whether nothing but this batch is queued.

@@ -1,6 +1,7 @@
-//! What a data plane reports when the kernel does not accept a transaction.
+//! The report of a data plane when the kernel does not accept a transaction.
 
-/// What the kernel rejected. Service ports are given by their index in [`Change::service_ports`](super::Change).
+/// The operations that the kernel rejected. Service ports are given by their index in
+/// [`Change::service_ports`](super::Change).
 #[derive(Clone, Debug, Default, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.reason())]
 pub struct Rejection {
@@ -10,7 +11,7 @@ pub struct Rejection {
     pub unnamed: Option<String>,
 }
 
-/// What a transaction does with objects that no service port in it needs.
+/// How a transaction treats objects that no service port in it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unneeded {
     /// It deletes them.
