@@ -34,8 +34,16 @@ pub(super) async fn run(output: OutputArgs) -> Result<()> {
 
 /// A row for each destination. Each names its virtual server, so that lines can be searched.
 fn table(servers: &[VirtualServer]) -> TextTable {
-    let mut table =
-        TextTable::new(&["VIRTUAL SERVER", "VIPS", "SCHEDULER", "DESTINATION", "WEIGHT", "ACTIVE", "INACTIVE", "STATE"]);
+    let mut table = TextTable::new(&[
+        "VIRTUAL SERVER",
+        "VIPS",
+        "SCHEDULER",
+        "DESTINATION",
+        "WEIGHT",
+        "ACTIVE",
+        "INACTIVE",
+        "STATE",
+    ]);
     for server in servers {
         let at = match server.at {
             VirtualServerKey::Address(_, address) => format!("{} {address}", server.protocol),
