@@ -1,6 +1,6 @@
 //! Sessions over gRPC: one HTTP/2 connection to one of several frontends, and the task that reads it.
 //!
-//! Where frontends are is in `address`, which one is tried first in `address_list`.
+//! `address` parses and resolves where frontends are; `address_list` decides which frontend is tried first.
 
 mod address;
 mod address_list;
@@ -101,6 +101,17 @@ struct OpenedSession {
     connection: Arc<OwnConnection>,
 }
 
+/// The attempts to open one session.
+#[derive(Default)]
+struct Attempts {
+    tried: Vec<FrontendAddress>,
+    errors: Vec<String>,
+    /// Whether any of the errors is not a rejection, so that another attempt may succeed.
+    may_succeed_later: bool,
+    /// The session with the first frontend that accepted the stream and is not ready.
+    not_ready: Option<OpenedSession>,
+}
+
 /// The value of an `authorization` header.
 type Token = MetadataValue<Ascii>;
 
@@ -140,12 +151,7 @@ impl Grpc {
         let due = self.addresses().due(age);
         let has_due = !due.is_empty();
         let lookups = due.into_iter().map(async |(index, source, _lookup)| {
-            let found = timeout(LOOKUP_TIMEOUT, source.resolve()).await;
-            let found = found
-                .with_context(|| {
-                    format!("no answer within {LOOKUP_TIMEOUT:?}: check --frontend, and DNS and routes of this host")
-                })
-                .flatten();
+            let found = look_up(&source).await;
             self.addresses().resolved(index, found);
         });
         future::join_all(lookups).await;
@@ -163,53 +169,56 @@ impl Grpc {
     }
 
     /// Tries one frontend after the other, until one is ready. A frontend that accepts the stream and sends nothing, or
-    /// does not follow the API, is used only if no other one is ready; if `needs_fresh`, only if there is no other one.
-    /// If all known ones fail, those that are found then are tried as well: the only frontend may have been replaced by
-    /// one at another address.
+    /// does not follow the API, is used only if no other one is ready; not at all if `needs_fresh`, unless it is the only
+    /// one.
     async fn connect_any(&self, hello: Hello, needs_fresh: bool) -> Result<Session> {
-        let mut was_resolved = self.resolve_before_use().await;
-        let (mut tried, mut errors, mut is_rejected) = (Vec::new(), Vec::<String>::new(), true);
-        // The first one that accepted the stream and is not ready.
-        let mut not_ready = None;
-        loop {
-            let mut untried = self.addresses().in_order();
-            untried.retain(|address| !tried.contains(address));
-            let is_only = tried.is_empty() && untried.len() == 1;
-            for address in untried {
-                tried.push(address.clone());
-                let opened = async {
-                    let (opened, first_message) = open(&address, &self.credentials, hello.clone()).await?;
-                    let is_ready = is_only || is_ready(first_message).await?;
-                    anyhow::Ok((opened, is_ready))
-                };
-                match within(OPEN_TIMEOUT, opened).await {
-                    Ok((opened, true)) => return Ok(self.chosen(opened, &errors)),
-                    Ok((opened, false)) => {
-                        debug!(frontend = address.uri, "frontend accepted the stream but is not ready");
-                        not_ready.get_or_insert(opened);
-                    }
-                    Err(error) => {
-                        self.addresses().failed(&address);
-                        is_rejected &= error.is::<Rejected>();
-                        errors.push(format!("{}: {}", address.uri, chain(error.as_ref())));
-                    }
+        let mut attempts = Attempts::default();
+        let was_resolved = self.resolve_before_use().await;
+        let mut opened = self.open_any(&hello, &mut attempts).await;
+        if opened.is_none() && attempts.not_ready.is_none() && !was_resolved {
+            // The only frontend may have been replaced by one at another address.
+            self.resolve_before_use().await;
+            opened = self.open_any(&hello, &mut attempts).await;
+        }
+
+        if let Some(not_ready) = attempts.not_ready.take()
+            && opened.is_none()
+        {
+            ensure!(!needs_fresh, "no other frontend follows the API");
+            opened = Some(not_ready);
+        }
+        match opened {
+            Some(opened) => Ok(self.chosen(opened, &attempts.errors)),
+            None => Err(attempts.into_error()),
+        }
+    }
+
+    /// Opens a session with the first frontend that is ready, of those that were not tried yet.
+    async fn open_any(&self, hello: &Hello, attempts: &mut Attempts) -> Option<OpenedSession> {
+        let mut untried = self.addresses().in_order();
+        untried.retain(|address| !attempts.tried.contains(address));
+        let is_only = attempts.tried.is_empty() && untried.len() == 1;
+
+        for address in untried {
+            let opened = async {
+                let (opened, first_message) = open(&address, &self.credentials, hello.clone()).await?;
+                let is_ready = is_only || is_ready(first_message).await?;
+                anyhow::Ok((opened, is_ready))
+            };
+            match within(OPEN_TIMEOUT, opened).await {
+                Ok((opened, true)) => return Some(opened),
+                Ok((opened, false)) => {
+                    debug!(frontend = address.uri, "frontend accepted the stream but is not ready");
+                    attempts.not_ready.get_or_insert(opened);
+                }
+                Err(error) => {
+                    self.addresses().failed(&address);
+                    attempts.failed(&address, &error);
                 }
             }
-            if not_ready.is_some() || was_resolved {
-                break;
-            }
-            self.resolve_before_use().await;
-            was_resolved = true;
+            attempts.tried.push(address);
         }
-        if let Some(opened) = not_ready {
-            ensure!(!needs_fresh, "no other frontend follows the API");
-            return Ok(self.chosen(opened, &errors));
-        }
-        ensure!(!errors.is_empty(), "no address of a frontend is known");
-        // They were tried in random order.
-        errors.sort();
-        let errors = errors.join("; ");
-        Err(if is_rejected { Rejected(errors).into() } else { anyhow!(errors) })
+        None
     }
 
     fn chosen(&self, OpenedSession { session, connection }: OpenedSession, errors: &[String]) -> Session {
@@ -221,6 +230,24 @@ impl Grpc {
         self.addresses().succeeded(address);
         *lock(&self.own) = Arc::downgrade(&connection);
         session
+    }
+}
+
+impl Attempts {
+    fn failed(&mut self, address: &FrontendAddress, error: &anyhow::Error) {
+        self.may_succeed_later |= !error.is::<Rejected>();
+        self.errors.push(format!("{}: {}", address.uri, chain(error.as_ref())));
+    }
+
+    fn into_error(mut self) -> anyhow::Error {
+        if self.errors.is_empty() {
+            return anyhow!("no address of a frontend is known");
+        }
+
+        // The frontends were tried in random order.
+        self.errors.sort();
+        let errors = self.errors.join("; ");
+        if self.may_succeed_later { anyhow!(errors) } else { Rejected(errors).into() }
     }
 }
 
@@ -236,6 +263,13 @@ impl Connect for Grpc {
     }
 }
 
+async fn look_up(source: &AddressSource) -> Result<Vec<FrontendAddress>> {
+    let found = timeout(LOOKUP_TIMEOUT, source.resolve()).await;
+    found.with_context(|| {
+        format!("no answer within {LOOKUP_TIMEOUT:?}: check --frontend, and DNS and routes of this host")
+    })?
+}
+
 /// Connects to a frontend.
 async fn connect(address: &FrontendAddress, credentials: &Credentials) -> Result<Connection> {
     let mut endpoint = Endpoint::from_shared(address.uri.clone())?
@@ -249,6 +283,7 @@ async fn connect(address: &FrontendAddress, credentials: &Credentials) -> Result
         (endpoint, own_certificate) = credentials.configure(endpoint, address.server_name.as_deref()).await?;
     }
     let token = credentials.token_for(address).await?;
+
     let channel = endpoint.connect().await.map_err(|error| {
         if !address.is_unix() {
             return explained(&error);
@@ -283,9 +318,11 @@ async fn open(
 ) -> Result<(OpenedSession, oneshot::Receiver<bool>)> {
     let connection = connect(address, credentials).await?;
     let own = Arc::new(OwnConnection { address: address.clone(), connection: connection.clone() });
+
     let (replies, outgoing) = mpsc::channel(QUEUED_MESSAGES);
     replies.send(ClientMessage::Hello(hello)).await?;
     let outgoing = ReceiverStream::new(outgoing).map(|message| v1::ClientMessage::from(&message));
+
     // On one machine, compressing would take longer than copying.
     let compression = (!address.is_unix()).then_some(CompressionEncoding::Gzip);
     let request = connection.request(outgoing);
@@ -295,23 +332,29 @@ async fn open(
         let error = connection.error(status);
         if is_rejection { Rejected(error.to_string()).into() } else { error }
     })?;
-    let incoming = incoming.into_inner();
+
     let (messages, received) = mpsc::channel(QUEUED_MESSAGES);
     let (notify, first_message) = oneshot::channel();
-    // Ends with the session: when the stream has ended, or `received` is dropped.
-    let held = own.clone();
-    tokio::spawn(async move {
-        let _held = held;
-        match read(incoming, &messages, notify).await {
-            Ok(()) => debug!("the stream ended"),
-            Err(error) if error.is_orderly() => info!(reason = chain(&error), "the frontend ended the stream"),
-            Err(error) => match advice(&error) {
-                Some(advice) => error!(error = chain(&error), advice, "the frontend rejected the stream"),
-                None => warn!(error = chain(&error), "the stream failed"),
-            },
-        }
-    });
+    tokio::spawn(read_session(incoming.into_inner(), messages, notify, own.clone()));
     Ok((OpenedSession { session: Session { messages: received, replies }, connection: own }, first_message))
+}
+
+/// Reads until the session ends: the stream has ended, or the receiver of the messages is dropped. Logs why, and holds
+/// the connection until then.
+async fn read_session(
+    incoming: Streaming<EncodedMessage>,
+    messages: mpsc::Sender<ServerMessage>,
+    first_message: oneshot::Sender<bool>,
+    _held: Arc<OwnConnection>,
+) {
+    match read(incoming, &messages, first_message).await {
+        Ok(()) => debug!("the stream ended"),
+        Err(error) if error.is_orderly() => info!(reason = chain(&error), "the frontend ended the stream"),
+        Err(error) => match advice(&error) {
+            Some(advice) => error!(error = chain(&error), advice, "the frontend rejected the stream"),
+            None => warn!(error = chain(&error), "the stream failed"),
+        },
+    }
 }
 
 /// Waits for the first message of a session. Returns false if the frontend has not sent one in time, or says that it
@@ -347,6 +390,7 @@ async fn read(
             () = messages.closed() => None,
         };
         let Some(message) = message else { return Ok(()) };
+
         let message = ServerMessage::try_from(message).map_err(StreamError::Invalid)?;
         let is_outdated = matches!(&message, ServerMessage::Welcome(welcome) if welcome.is_outdated);
         // Fails if the receiver no longer waits for it.

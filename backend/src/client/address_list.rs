@@ -63,8 +63,9 @@ impl AddressList {
         Self { sources, failed: HashMap::new(), last: None, last_removed: None }
     }
 
-    /// The sources to resolve before the next attempt, with their indices: those that were never resolved, or so long
-    /// ago, and those whose addresses have all failed. Those whose lookup lasts are left out.
+    /// The sources to resolve before the next attempt, with their indices: sources that were never resolved, or not for
+    /// this long, and sources whose addresses have all failed; without those that are being resolved. The guard marks a
+    /// source as being resolved.
     pub(super) fn due(&self, age: Duration) -> Vec<(usize, AddressSource, OwnedMutexGuard<()>)> {
         let is_due = |source: &ResolvedSource| {
             let is_fresh = source.resolved.is_some_and(|when| when.elapsed() < age);
@@ -95,26 +96,10 @@ impl AddressList {
 
     /// Records the result of resolving a source. After an error its addresses stay.
     pub(super) fn resolved(&mut self, index: usize, result: Result<Vec<FrontendAddress>>) {
-        let ResolvedSource { source, addresses, resolved, failures, .. } = &mut self.sources[index];
         match result {
-            Ok(mut found) => {
-                found.sort();
-                found.dedup();
-                *resolved = Some(Instant::now());
-                if let Some(Recovery { count, duration }) = failures.recovered() {
-                    info!(%source, failures = count, after_ms = duration.as_millis(), "resolved frontends again");
-                }
-                if *addresses != found {
-                    debug!(%source, addresses = ?found, "resolved frontends");
-                    if addresses.iter().any(|address| !found.contains(address)) {
-                        self.last_removed = Some(Instant::now());
-                    }
-                    *addresses = found;
-                    let Self { sources, failed, .. } = self;
-                    failed.retain(|address, _| sources.iter().any(|source| source.addresses.contains(address)));
-                }
-            }
+            Ok(found) => self.found(index, found),
             Err(error) => {
+                let ResolvedSource { source, addresses, failures, .. } = &mut self.sources[index];
                 let error = explained(error.as_ref()).to_string();
                 let known = addresses.len();
                 warn_if_news!(
@@ -125,8 +110,30 @@ impl AddressList {
         }
     }
 
-    /// All addresses: those that have not failed in random order, then that of the last session, then those that
-    /// failed, the earliest failure first.
+    fn found(&mut self, index: usize, mut found: Vec<FrontendAddress>) {
+        let ResolvedSource { source, addresses, resolved, failures, .. } = &mut self.sources[index];
+        *resolved = Some(Instant::now());
+        if let Some(Recovery { count, duration }) = failures.recovered() {
+            info!(%source, failures = count, after_ms = duration.as_millis(), "resolved frontends again");
+        }
+
+        found.sort();
+        found.dedup();
+        if *addresses == found {
+            return;
+        }
+        debug!(%source, addresses = ?found, "resolved frontends");
+        if addresses.iter().any(|address| !found.contains(address)) {
+            self.last_removed = Some(Instant::now());
+        }
+        *addresses = found;
+
+        let Self { sources, failed, .. } = self;
+        failed.retain(|address, _| sources.iter().any(|source| source.addresses.contains(address)));
+    }
+
+    /// All addresses: first those that have not failed, in random order, then the address of the last session, then those
+    /// that failed, the earliest failure first.
     pub(super) fn in_order(&self) -> Vec<FrontendAddress> {
         let mut list: Vec<_> = self.sources.iter().flat_map(|source| source.addresses.iter().cloned()).collect();
         list.sort();
