@@ -45,7 +45,7 @@ const MAX_BYTES_PER_SECOND: usize = 32 << 10;
 /// The delay after a failed write.
 const RETRY_DELAY: Duration = Duration::from_secs(60);
 
-/// Without a finished write for this long, the disk is reported to hang.
+/// How long a write may take until the disk is reported to hang.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Keeps the state file.
@@ -92,21 +92,23 @@ pub struct StoredState {
 }
 
 impl StoredState {
-    /// Whether only the position differs. It also advances without a change: then a frontend has nothing to send after
-    /// a restart with the earlier one.
+    /// Whether only the position differs, which also advances without a change: after a restart with the earlier
+    /// position a frontend has nothing to send.
     fn differs_by_position(&self, other: &Self) -> bool {
         let Self { revision, epoch, .. } = *other;
         Self { revision, epoch, ..self.clone() } == *other
     }
 
-    /// Whether it is not to wait for the interval: the last facts of a Node object that is gone, the last addresses of
-    /// one that has none, or the endpoints of Services whose loss is withheld, are nowhere else.
+    /// Whether it is to be written without waiting for the interval, because the file alone has something: the last facts
+    /// of a Node object that is gone, the last addresses of a Node object that has none, or the endpoints of Services
+    /// whose loss is withheld.
     fn is_urgent_after(&self, written: &Self) -> bool {
         let Self { state: after, .. } = self;
         let before = &written.state;
         let withholds = self.is_outdated && !written.is_outdated;
         let has_lost_node = after.retains_node() && !before.retains_node();
-        withholds || has_lost_node || after.retains_addresses() && !before.retains_addresses()
+        let has_lost_addresses = after.retains_addresses() && !before.retains_addresses();
+        withholds || has_lost_node || has_lost_addresses
     }
 }
 
@@ -131,35 +133,14 @@ impl Store {
     /// Opens and reads the state file of a node. A file that cannot be read in time, is damaged, or is of another
     /// version or node is logged and will be replaced.
     pub(crate) async fn open(StateFile { storage, boot }: StateFile, node: &str) -> (Self, Option<StoredState>) {
-        let path = storage.name();
-        let stored = match storage.read().await {
-            Ok(bytes) if snapshot::is_of_another_version(&bytes) => {
-                info!(%path, "ignored a state file of another version, a frontend sends the state");
-                None
-            }
-            Ok(bytes) => StoredState::decode(node, bytes)
-                .inspect_err(|error| {
-                    warn!(%path, error = format!("{error:#}"), "ignored the state file, it will be replaced");
-                })
-                .ok(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                info!(%path, "no state file, the kernel is left unchanged until the first commit");
-                None
-            }
-            Err(error) => {
-                warn!(%path, %error, "cannot read the state file, it will be replaced");
-                None
-            }
-        };
-        if let Some(StoredState { epoch, revision, state, .. }) = &stored {
-            info!(%path, %epoch, %revision, service_ports = state.service_ports().len(), "read the state file");
-        }
+        let stored = read_stored(&*storage, node).await;
         let (newest, to_write) = watch::channel(stored.clone());
         let (report, error) = watch::channel(None);
         let writer =
             Writer { storage, newest: to_write, written: stored.clone(), report, failures: Repeated::default() };
         let mut tasks = JoinSet::new();
         tasks.spawn(writer.run());
+
         let confirmed_boot = stored.as_ref().and_then(|stored| stored.boot.clone());
         (Self { newest, error, writer: tasks, current_boot: boot, confirmed_boot }, stored)
     }
@@ -206,6 +187,38 @@ impl Store {
         drop(newest);
         if timeout(limit, writer.join_next()).await.is_err() {
             warn!("the last commits are not in the state file: the disk does not answer");
+        }
+    }
+}
+
+/// The content of the state file of a node; `None`, with a log line, if there is none that can be used.
+async fn read_stored(storage: &dyn Storage, node: &str) -> Option<StoredState> {
+    let path = storage.name();
+    let bytes = match storage.read().await {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            info!(%path, "no state file, the kernel is left unchanged until the first commit");
+            return None;
+        }
+        Err(error) => {
+            warn!(%path, %error, "cannot read the state file, it will be replaced");
+            return None;
+        }
+    };
+    if snapshot::is_of_another_version(&bytes) {
+        info!(%path, "ignored a state file of another version, a frontend sends the state");
+        return None;
+    }
+
+    match StoredState::decode(node, bytes) {
+        Ok(stored) => {
+            let StoredState { epoch, revision, state, .. } = &stored;
+            info!(%path, %epoch, %revision, service_ports = state.service_ports().len(), "read the state file");
+            Some(stored)
+        }
+        Err(error) => {
+            warn!(%path, error = format!("{error:#}"), "ignored the state file, it will be replaced");
+            None
         }
     }
 }
@@ -260,6 +273,7 @@ impl Writer {
                 write.await
             }
         };
+
         match result {
             Ok(bytes) => {
                 self.written = Some(stored);
