@@ -24,14 +24,18 @@ use tokio::time::Instant;
 use super::{Drained, NotDrained};
 use crate::FrontendAddress;
 
-/// How long an address may be in no EndpointSlice: the one that names it may not have arrived yet.
+/// How long an address may be in no EndpointSlice: the slice that names it may not have arrived yet.
 const UNKNOWN_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// How long a drain waits for nodes and frontends of which nothing is known.
 const INCOMPLETE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The same for frontends if the others speak for all nodes: the lists of these may be old.
+
+/// How long a drain waits for silent frontends if the others speak for all nodes: their lists of nodes may be old.
 const SILENT_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// How long a drain waits for backends without a Node object: a frontend may have an old list of Nodes.
 const UNLISTED_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Addresses of frontends that are older are resolved again before they decide.
 const MAX_LIST_AGE: Duration = Duration::from_secs(1);
 
@@ -49,7 +53,7 @@ pub(super) struct View {
     pub(super) last_removed: Option<Instant>,
 }
 
-/// The last that one frontend has said.
+/// The last message of one frontend.
 #[derive(Clone, Debug)]
 pub(super) enum Latest {
     /// `since`: the first message of the stream.
@@ -60,19 +64,19 @@ pub(super) enum Latest {
     Alias,
 }
 
-/// One who waits for the drain of an address.
+/// A request that waits for the drain of an address.
 #[derive(Debug)]
 pub(super) struct Waiter {
     address: IpAddr,
     deadline: Instant,
-    /// The pods that were at the address when it was first known. Later ones are others.
+    /// The pods that were at the address when it was first known. The request is not about later pods.
     pods: BTreeSet<String>,
     unknown_since: Option<Instant>,
     /// Since when the own frontend says "drained".
     drained_since: Option<Instant>,
     /// Since when no frontend has to be waited for, but perhaps nodes.
     spoken_since: Option<Instant>,
-    /// What the own frontend has last said.
+    /// Why the pod was not drained by the last message of the own frontend.
     last_known: Option<NotDrained>,
 }
 
@@ -98,14 +102,18 @@ pub(super) enum AddressClass {
     Ending,
 }
 
-/// What all frontends say of a pod that is drained as far as the own one knows.
+/// The last messages of all frontends about a pod that is drained as far as the own frontend knows.
 #[derive(Debug, Default)]
 struct Together {
+    /// The nodes that send no new connections to the pod, each counted by the frontend that it is connected to.
     programmed: NodeSet,
+    /// The nodes of the cluster, as each frontend knows them.
     clusters: Vec<NodeSet>,
+    /// Whether a node has left a frontend, or a frontend has learnt of a node, within the last seconds.
     nodes_left: bool,
+    /// The backends without a Node object that may still send new connections.
     unlisted: u64,
-    /// What has to be waited for without limit.
+    /// Why the pod is not drained, for reasons that have to be waited for without limit.
     unfinished: Vec<NotDrained>,
     /// Frontends that say nothing of the pod, since when, and why.
     silent: Vec<(Instant, String)>,
@@ -143,6 +151,7 @@ impl Waiter {
             let until = until.map_or(self.deadline, |until| until.min(self.deadline));
             return Decision::Wait(Wait { until, list_since });
         }
+
         Decision::Done(match self.last_known.take() {
             Some(known) if view.own().is_none() => Drained::No(known.and_then(&reason)),
             None if view.own().is_none() => Drained::NoAnswer(reason),
@@ -156,6 +165,7 @@ impl Waiter {
             self.spoken_since = None;
             return Err(Pending::of_own(view.silence()));
         };
+
         let levels = at_address(message, self.address);
         if self.pods.is_empty() {
             let present = levels.iter().filter(|level| !level.gone);
@@ -178,6 +188,7 @@ impl Waiter {
                 Ok(Drained::Unknown)
             };
         }
+
         self.unknown_since = None;
         if let Some(reason) = unfinished(levels) {
             self.drained_since = None;
@@ -195,7 +206,7 @@ impl Waiter {
         self.sum_up(view, together, drained_since, now)
     }
 
-    /// Decides from what all frontends say of a pod that is drained as far as the own one knows.
+    /// Decides from the messages of all frontends about a pod that is drained as far as the own frontend knows.
     fn sum_up(
         &mut self,
         view: &View,
@@ -240,7 +251,7 @@ impl Waiter {
         Ok(Drained::Yes { absent: together.absent(), silent: together.silent() })
     }
 
-    /// Whether one of these is that of a pod that was at the address from the beginning.
+    /// Whether one of these levels is about a pod that was at the address from the beginning.
     fn knows(&self, levels: &[DrainLevel]) -> bool {
         levels.iter().any(|level| self.pods.contains(&level.pod_uid))
     }
@@ -249,7 +260,8 @@ impl Waiter {
 // === impl Together ===
 
 impl Together {
-    /// Adds what a frontend says. `version`: what another one than the own must have seen of the EndpointSlices.
+    /// Adds the last message of a frontend. A frontend other than the own one must have seen this `version` of the
+    /// EndpointSlices.
     fn add(
         &mut self,
         waiter: &Waiter,
@@ -274,7 +286,7 @@ impl Together {
             return self.add_silent(address, "does not know the pod", since.max(drained_since));
         }
         let cluster = message.cluster.unwrap_or_default();
-        // The node that asks is one: the API server of this frontend serves an old list.
+        // The node that asks exists: the API server of this frontend serves an old list.
         if cluster.count == 0 {
             return self.add_silent(address, "knows no node", since.max(drained_since));
         }
@@ -303,7 +315,7 @@ impl Together {
         is_fresh
     }
 
-    /// Whether they speak for all nodes, each once.
+    /// Whether the frontends speak for all nodes, each once.
     fn is_complete(&self) -> bool {
         self.programmed.count > 0 && self.clusters.iter().all(|cluster| *cluster == self.programmed)
     }
@@ -314,8 +326,8 @@ impl Together {
         self.silent.iter().map(|(since, _)| *since + patience).max()
     }
 
-    /// Whether nodes that they do not speak for may still connect to one of them. `spoken_since`: since when no
-    /// frontend has to be waited for.
+    /// Whether nodes that no frontend speaks for may still connect to one. No frontend has to be waited for since
+    /// `spoken_since`.
     fn may_get_nodes(&self, view: &View, spoken_since: Instant, now: Instant) -> bool {
         let has_lost_frontend = view.last_removed.is_some_and(|removed| now < removed + INCOMPLETE_TIMEOUT);
         let has_lost_node = self.nodes_left && now < spoken_since + INCOMPLETE_TIMEOUT;
@@ -323,9 +335,8 @@ impl Together {
         has_unlisted || (!self.is_complete() && (has_lost_frontend || has_lost_node))
     }
 
-    /// How many nodes they do not speak for.
-    /// At least one if the sum is another set of the same size, because a node counts twice while its old stream is
-    /// half open, and hides another one.
+    /// How many nodes no frontend speaks for. At least one if the sum is another set of the same size, because a node
+    /// counts twice while its old stream is half open, and hides another node.
     fn absent(&self) -> u64 {
         match self.clusters.iter().max_by_key(|cluster| cluster.count) {
             Some(cluster) if cluster.count == self.programmed.count => u64::from(*cluster != self.programmed),
@@ -338,7 +349,7 @@ impl Together {
         self.silent.iter().map(|(_, text)| text.clone()).collect()
     }
 
-    /// What is said when the time is over, although the next messages might say more.
+    /// The answer when the time is over, although the next messages might say more.
     fn at_deadline(&self) -> NotDrained {
         let summary = match (self.absent(), self.unlisted) {
             (0, 0) => "frontends do not answer, or nodes change their frontend".to_owned(),
@@ -407,7 +418,7 @@ fn at_address(message: &DrainLevels, address: IpAddr) -> &[DrainLevel] {
     &levels[..end]
 }
 
-/// Why not all of these are drained. All count, also those of later pods.
+/// Why the pods of these levels are not drained; `None` if all are, including later pods.
 fn unfinished(levels: &[DrainLevel]) -> Option<NotDrained> {
     let mut used = levels.iter().filter(|level| !matches!(level.state(), DrainState::Behind | DrainState::Drained));
     if let Some(level) = used.next() {
