@@ -12,9 +12,11 @@ use tracing::{debug, info};
 
 use crate::{Drift, SyncReport};
 
-/// The delay before a repair: at first short, for the other process may not be done; and the longest, for changes that
-/// keep coming back. Commits wait as long.
-const REPAIR_DELAY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// The first delay before a repair, because the other process may not be done. Commits wait as long.
+const MIN_REPAIR_DELAY: Duration = Duration::from_millis(100);
+
+/// The delay before repairs of changes that keep coming back.
+const MAX_REPAIR_DELAY: Duration = Duration::from_secs(5);
 
 /// The delay is short again if this many delays pass between a repair and the next change: a firewall that reloads each
 /// minute is no process that keeps coming back. So a repair is late by a tenth of the time at most.
@@ -23,6 +25,7 @@ const BACKOFF_RESET_FACTOR: u32 = 10;
 /// Without drift for this long, the incident is over.
 const INCIDENT_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The changes of our kernel objects by other processes.
 #[derive(Debug)]
 pub(crate) struct Drifts {
     backoff: Backoff,
@@ -33,7 +36,7 @@ pub(crate) struct Drifts {
     is_repaired: bool,
     /// Whether the next reconcile follows drift, or the last one did and nothing is written yet.
     repair_due: bool,
-    /// Whether another process is the only reason for what that reconcile writes, although no notification said so.
+    /// Whether another process is the only reason for the writes of that reconcile, although no notification said so.
     pub(crate) is_suspected: bool,
     /// The changes of this incident, by process.
     incident: Repeated,
@@ -44,7 +47,7 @@ pub(crate) struct Drifts {
 impl Default for Drifts {
     fn default() -> Self {
         Self {
-            backoff: Backoff::new(REPAIR_DELAY.0, REPAIR_DELAY.1),
+            backoff: Backoff::new(MIN_REPAIR_DELAY, MAX_REPAIR_DELAY),
             delay: Duration::ZERO,
             last: None,
             is_repaired: true,
@@ -63,12 +66,14 @@ impl Drifts {
         if self.is_repaired && self.last.is_some_and(|last| last.elapsed() > self.delay * BACKOFF_RESET_FACTOR) {
             self.backoff.reset();
         }
-        (self.last, self.is_repaired) = (Some(Instant::now()), false);
+
+        self.last = Some(Instant::now());
+        self.is_repaired = false;
         self.repair_due = true;
         self.is_suspected = *drift == Drift::Possible;
-        let delay = self.backoff.next_delay();
-        self.delay = delay;
-        let repair_in_ms = delay.as_millis();
+        self.delay = self.backoff.next_delay();
+
+        let repair_in_ms = self.delay.as_millis();
         match drift {
             Drift::Possible => {
                 debug!(repair_in_ms, "kernel notifications are incomplete, comparing the kernel with the state");
@@ -86,7 +91,7 @@ impl Drifts {
                 );
             }
         }
-        delay
+        self.delay
     }
 
     /// A call has succeeded. Returns whether it has repaired anything after drift.
@@ -144,7 +149,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn first_change_is_repaired_soon_and_repeated_changes_slowly() {
         let mut drifts = Drifts::default();
-        assert!(changed(&mut drifts) <= 2 * REPAIR_DELAY.0);
+        assert!(changed(&mut drifts) <= 2 * MIN_REPAIR_DELAY);
         let begin = Instant::now();
         let mut repairs = 0;
         while begin.elapsed() < Duration::from_secs(600) {
@@ -157,14 +162,14 @@ mod tests {
         tokio::time::sleep(2 * INCIDENT_TIMEOUT).await;
         drifts.end_incident();
         assert_eq!(drifts.last, None);
-        assert!(changed(&mut drifts) <= 2 * REPAIR_DELAY.0);
+        assert!(changed(&mut drifts) <= 2 * MIN_REPAIR_DELAY);
     }
 
     #[tokio::test(start_paused = true)]
     async fn changes_that_are_far_apart_are_all_repaired_soon() {
         let mut drifts = Drifts::default();
         for _ in 0..10 {
-            assert!(changed(&mut drifts) <= 2 * REPAIR_DELAY.0);
+            assert!(changed(&mut drifts) <= 2 * MIN_REPAIR_DELAY);
             tokio::time::sleep(Duration::from_secs(12)).await;
         }
     }

@@ -1,4 +1,4 @@
-//! The node's side of the protocol: what each message does to the state, and what to answer.
+//! The node's side of the protocol: how each message changes the state, and the answer to it.
 //!
 //! ```text
 //!   Welcome ──▶ where the stream starts: at the committed revision (resume), or anywhere (repair, snapshot)
@@ -32,7 +32,7 @@ use crate::{
 /// How long a state that is older than the one before may lack endpoints that exist: the frontend is behind.
 const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where the state of a node is from: only the endpoints of a confirmed one are known to be all that exist.
+/// Where the state of a node is from: only a confirmed state is known to have all endpoints that exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// The state file, and the node has restarted since a frontend confirmed it.
@@ -41,7 +41,7 @@ pub(crate) enum Origin {
     Stored,
     /// A frontend, which has committed or confirmed it in this process.
     Confirmed,
-    /// A frontend that was behind another one. It has caught up by then.
+    /// A frontend that was behind another one, and has caught up by this time.
     Behind { until: Instant },
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct Replica {
     role: Role,
     /// The next commit is a snapshot, from any frontend, that confirms or voids the withheld losses.
     snapshot_pending: bool,
-    /// Of the committed state.
+    /// The origin of the committed state.
     pub(crate) origin: Origin,
     pub(crate) counters: ProtocolCounters,
 }
@@ -89,7 +89,7 @@ struct SessionPosition {
     has_committed: bool,
 }
 
-/// What follows from a message.
+/// The reaction to a message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Reaction {
     None,
@@ -155,6 +155,7 @@ impl Replica {
                 (state, None, SourceVersion::default(), KindVersions::default())
             }
         };
+
         let mut state = committed_state.clone();
         if is_after_boot {
             state = losses.restarted(&committed_state);
@@ -166,6 +167,7 @@ impl Replica {
                 );
             }
         }
+
         Self {
             identity,
             store,
@@ -281,6 +283,7 @@ impl Replica {
             let committed = self.source_version;
             warn!(%source_version, %committed, "the frontend has an older version of the cluster than this node");
         }
+
         let base = match (mode, self.committed) {
             (SyncMode::Resume, Some((committed, revision))) if committed == epoch => Some(revision),
             (SyncMode::Resume, _) => return Err(Violation::NothingToResume(epoch)),
@@ -290,6 +293,7 @@ impl Replica {
                 None
             }
         };
+
         info!(%epoch, ?mode, "following a frontend");
         self.session = Some(SessionPosition { epoch, base, has_committed: false });
         Ok(())
@@ -330,16 +334,19 @@ impl Replica {
                 return Err(Violation::Backwards { target, committed });
             }
         }
+
         self.stage(operations);
         let Some(Staged { state: staged, counts, rejected, first_rejected }) = self.staged.take_if(|_| commit) else {
             return Ok(Reaction::None);
         };
+
         let is_confirmed = self.committed.is_none() || self.snapshot_pending;
         let commit = Commit { before: &self.committed_state, after: &staged, is_confirmed };
         let Decision { state, departed, loss } = self.losses.commit(&commit, &self.state);
         self.state = state;
         self.committed_state = staged;
         self.snapshot_pending = false;
+
         let older: Vec<_> = kind_versions.older_kinds(self.kind_versions).collect();
         let is_rollback = is_older(source_version, self.source_version) || !older.is_empty();
         if is_rollback {
@@ -356,15 +363,16 @@ impl Replica {
             self.source_version = source_version;
             self.kind_versions = self.kind_versions.updated(kind_versions);
         }
+
         if let Some(first) = first_rejected {
             warn!(revision = %target, count = rejected, %first, "operations rejected");
             self.counters.rejected_operations += rejected;
         }
+
         self.advance(SessionPosition { epoch, base: Some(target), has_committed: true });
-        let departed = (has_committed && !is_rollback).then_some(departed);
+        let departed = if has_committed && !is_rollback { Some(departed) } else { None };
         let digest = self.total();
-        let committed = Committed { epoch, revision: target, digest, trigger, counts, loss, departed };
-        Ok(Reaction::Commit(committed))
+        Ok(Reaction::Commit(Committed { epoch, revision: target, digest, trigger, counts, loss, departed }))
     }
 
     fn bookmark(
@@ -385,6 +393,7 @@ impl Replica {
         {
             return Err(Violation::Backwards { target: revision, committed });
         }
+
         let is_refuted = digest != self.total();
         if is_refuted {
             warn!(%revision, "digest differs from the frontend's, a repair follows");
@@ -392,9 +401,10 @@ impl Replica {
         } else if self.losses.confirmed() {
             self.state = self.committed_state.clone();
         }
-        // The difference of a repair is no event in the cluster.
+
+        // The difference that a repair makes is no event in the cluster.
         self.advance(SessionPosition { epoch, base: Some(revision), has_committed: !is_refuted });
-        let departed = (has_committed && !is_refuted).then(DepartedEndpoints::new);
+        let departed = if has_committed && !is_refuted { Some(DepartedEndpoints::new()) } else { None };
         let digest = self.total();
         Ok(Reaction::Commit(Committed { epoch, revision, digest, departed, ..Committed::default() }))
     }

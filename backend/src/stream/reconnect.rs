@@ -11,11 +11,11 @@ use tokio::time::Instant;
 /// The delays before connecting again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReconnectDelays {
-    /// The shortest one. The first is at most twice as long.
+    /// The shortest delay. The first delay is at most twice as long.
     pub min: Duration,
-    /// The longest one while no frontend is reachable.
+    /// The longest delay while no frontend is reachable.
     pub max: Duration,
-    /// The longest one while frontends reject this client, which costs them a TLS handshake each time.
+    /// The longest delay while frontends reject this client, which costs them a TLS handshake each time.
     pub max_rejected: Duration,
 }
 

@@ -1,6 +1,6 @@
-//! Which acks are due, and which propagation times are measured: the commits that were received, compared with what is
-//! programmed. An Ack is a level, of the newest commit only: a frontend waits for it before it sends another one, and
-//! one that does not must not make a node remember all of them.
+//! Compares the commits that were received with what is programmed: which acks are due, and which propagation times are
+//! measured. Only the newest commit is acked, because a frontend waits for an ack before it sends another commit, and a
+//! frontend that does not wait must not make the node remember all its commits.
 
 use std::{
     collections::BTreeSet,
@@ -19,8 +19,8 @@ use super::Programmed;
 /// For how long the ack of a commit waits until the commit is programmed: most are, and then need no second ack.
 const ACK_DELAY: Duration = Duration::from_millis(100);
 
-/// How often an ack may differ only in failures. A frontend ends the stream of a client that repeats its acks too
-/// often, and a tenant may switch failures on and off.
+/// How often an ack is sent that differs only in failures: a tenant may switch failures on and off, and a frontend ends
+/// the stream of a client that repeats its acks too often.
 const REPEAT_RATE: Rate = Rate { burst: 1, every: Duration::from_millis(200) };
 
 /// The most commits whose propagation time is measured, the oldest ones: while the backend fails, each new session adds
@@ -34,7 +34,7 @@ pub(crate) struct Acks {
     before_session: u64,
     /// The newest commit or bookmark of the session, if it is not acked.
     waiting: Option<Received>,
-    /// The last one that was acked in the session, and how.
+    /// The last commit or bookmark that was acked in the session, and its ack.
     sent: Option<(Received, Ack)>,
     /// For acks that differ only in failures; `None`: there was none.
     repeats: Option<TokenBucket>,
@@ -108,7 +108,7 @@ impl Acks {
         self.repeat_at = None;
         let Some(received) = self.waiting else { return self.again(programmed) };
         let is_finished = programmed.backlog.is_empty();
-        // None is repeated while another one is owed, which will say the same and more.
+        // No ack is repeated while a newer one is owed, which will say the same and more.
         if programmed.number < received.number || !is_finished && received.at.elapsed() < ACK_DELAY {
             return None;
         }

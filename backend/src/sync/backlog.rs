@@ -1,5 +1,5 @@
-//! What the kernel lacks of the state that was handed to the backend. Nothing else says what is not programmed yet:
-//! acks, latencies, exceptions of flows, health-check node ports and metrics follow from it.
+//! What the kernel lacks of the state that was handed to the backend. All else that depends on what is programmed
+//! follows from it: acks, latencies, exceptions of flows, health-check node ports and metrics.
 //!
 //! ```text
 //!   newest      a7  b7  c7    the state that the follower has committed
@@ -52,7 +52,7 @@ pub(super) struct BacklogEntry {
 }
 
 impl BacklogEntry {
-    /// What a state has changed that is programmed.
+    /// The change that the kernel has completed: from the state that it had to the programmed one.
     pub(super) fn change<'a>(&'a self, key: &'a ServicePortKey, state: &'a NodeState) -> ServicePortChange<'a> {
         ServicePortChange { key, before: self.had.as_deref(), after: state.service_port(key) }
     }
@@ -65,7 +65,7 @@ impl Backlog {
         Self { service_ports, ..Self::default() }
     }
 
-    /// The backend is about to be called with a state that differs so from the one of the last call.
+    /// The backend is about to be called with a state: the one of the last call, with these changes.
     pub(super) fn hand(&mut self, last: &Target, changes: &Changes) {
         let complete = last.complete;
         for key in &changes.service_ports {
@@ -77,8 +77,8 @@ impl Backlog {
         }
     }
 
-    /// A call has succeeded. Takes what is not lacking any more. Costs one pass over the backlog, because a large
-    /// change has many calls.
+    /// A call has succeeded. Takes the entries of which nothing is lacking any more, in one pass over the backlog, because
+    /// a large change has many calls.
     pub(super) fn reported(&mut self, handed: &Target, work: Work, report: &SyncReport) -> Completed {
         let mut concerns_all = work == Work::Reconcile;
         let Some(unfinished) = &report.unfinished else {

@@ -36,11 +36,15 @@ pub(super) const ADOPTION: Duration = Duration::from_secs(10);
 
 /// How often the programmer waits for drift while the backend has work without a pause.
 const WATCH_INTERVAL: Duration = Duration::from_secs(30);
-/// How long it waits then at least.
-const WATCH_TIME: Duration = Duration::from_secs(1);
 
-/// The shortest and the longest delay before a failed sync is retried.
-const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+/// The shortest of these waits.
+const MIN_WATCH_TIME: Duration = Duration::from_secs(1);
+
+/// The shortest delay before a failed sync is retried.
+const MIN_RETRY_DELAY: Duration = Duration::from_millis(200);
+
+/// The longest delay before a failed sync is retried.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
 
 /// The half that programs. It owns the backend.
 pub(crate) struct Programmer<B> {
@@ -48,7 +52,7 @@ pub(crate) struct Programmer<B> {
     pub(crate) targets: watch::Receiver<Target>,
     /// The target of the last call of the backend.
     pub(crate) handed: Target,
-    /// What the kernel has of it.
+    /// What the kernel has of the handed target.
     pub(crate) programmed: watch::Sender<Programmed>,
     /// The service ports that the last successful call could not program.
     pub(crate) rejected: Vec<ServicePortFailure>,
@@ -84,11 +88,15 @@ enum Content {
 impl Schedule {
     /// The content of the kernel is unknown.
     pub(crate) fn unknown() -> Self {
-        let [backoff, retries] = [(); 2].map(|()| Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1));
-        Self { content: Content::Unknown, reconcile_at: None, backoff, retries }
+        Self {
+            content: Content::Unknown,
+            reconcile_at: None,
+            backoff: Backoff::new(MIN_RETRY_DELAY, MAX_RETRY_DELAY),
+            retries: Backoff::new(MIN_RETRY_DELAY, MAX_RETRY_DELAY),
+        }
     }
 
-    /// What the backend has to do now, if the newest target differs so from the handed one.
+    /// The work of the backend that is due now, if these changes lead from the handed target to the newest one.
     fn work(&mut self, changes: &Changes) -> Option<Work> {
         let is_due = self.reconcile_at.is_some_and(|at| at <= Instant::now());
         match self.content {
@@ -156,6 +164,7 @@ impl<B: Backend> Programmer<B> {
             self.drifts.end_incident();
             let target = self.targets.borrow_and_update().clone();
             let changes = Changes::between(&self.handed.state, &target.state);
+
             let begun = Instant::now();
             let work = self.schedule.work(&changes);
             if let Some(work) = work {
@@ -172,7 +181,7 @@ impl<B: Backend> Programmer<B> {
                 continue;
             }
             // A comparison may take as long as a call.
-            let watch_time = begun.elapsed().clamp(WATCH_TIME, MAX_IDLE);
+            let watch_time = begun.elapsed().clamp(MIN_WATCH_TIME, MAX_IDLE);
             watched_at = Instant::now();
             let is_idle = work.is_none();
             if is_idle {
@@ -196,36 +205,45 @@ impl<B: Backend> Programmer<B> {
     async fn adopt(&mut self) {
         let begun = Instant::now();
         let is_answered = |target: &Target| target.number > 0;
-        // It fails only at the end of the process.
         if self.handed.committed.is_none() {
+            // Fails only at the end of the process.
             let _ = self.targets.wait_for(is_answered).await;
             return;
         }
+
         // After a reboot the kernel is empty, which is soon known.
         let wait = if self.handed.origin == Origin::EarlierBoot { Duration::ZERO } else { FIRST_ANSWER };
         if timeout_at(begun + wait, self.targets.wait_for(is_answered)).await.is_ok() {
             return;
         }
-        // It may hang, which a liveness probe has to detect.
-        self.reporter.begun(Instant::now());
-        let answer = timeout(SYNC_FAILING, self.backend.is_programmed()).await;
-        let answer = answer.unwrap_or_else(|_| {
-            let error = anyhow!("the kernel was not read within {} s", SYNC_FAILING.as_secs());
-            self.reporter.progress.send_modify(|progress| progress.kernel.error = Some(error.to_string()));
-            Err(error)
-        });
-        let is_programmed = answer.unwrap_or_else(|error| {
-            warn!(error = format!("{error:#}"), "cannot find out whether the kernel is programmed");
-            true
-        });
-        if is_programmed {
+
+        if self.is_programmed().await {
             let wait_ms = ADOPTION.as_millis();
             info!(wait_ms, "the kernel is programmed, it is left as it is until a frontend answers");
             let _ = timeout_at(begun + ADOPTION, self.targets.wait_for(is_answered)).await;
         }
     }
 
-    /// Makes a target, which differs so, the one that the backend is called with.
+    /// Whether an earlier process has programmed the kernel; true if that is unknown.
+    async fn is_programmed(&mut self) -> bool {
+        // The kernel may hang, which a liveness probe has to detect.
+        self.reporter.begun(Instant::now());
+        let answer = match timeout(SYNC_FAILING, self.backend.is_programmed()).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                let error = anyhow!("the kernel was not read within {} s", SYNC_FAILING.as_secs());
+                self.reporter.progress.send_modify(|progress| progress.kernel.error = Some(error.to_string()));
+                Err(error)
+            }
+        };
+
+        answer.unwrap_or_else(|error| {
+            warn!(error = format!("{error:#}"), "cannot find out whether the kernel is programmed");
+            true
+        })
+    }
+
+    /// Makes a target the handed one, with the changes that lead to it.
     fn hand(&mut self, target: Target, changes: &Changes) {
         if !changes.is_empty() {
             // Another process is not the only reason for what the call writes.
