@@ -18,6 +18,9 @@ pub(super) struct Redactor {
 
 const REDACTED: &str = "REDACTED";
 
+/// The longest text of an IPv6 address: six groups and an IPv4 address.
+const MAX_IPV6_BYTES: usize = 45;
+
 /// A key in PEM, up to the end of the text if its last line is missing.
 static PEM: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?s)-----BEGIN.*?(?:-----END[^\n]*|\z)"));
 
@@ -67,7 +70,7 @@ impl Redactor {
     }
 
     fn word(&mut self, word: &str) -> String {
-        if let Some(replaced) = self.ipv6_at_end(word) {
+        if let Some(replaced) = self.with_ipv6_replaced(word) {
             return replaced;
         }
         let replaced = IPV4_ADDRESS.replace_all(word, |found: &Captures<'_>| match found[0].parse::<Ipv4Addr>() {
@@ -77,15 +80,18 @@ impl Redactor {
         replaced.into_owned()
     }
 
-    /// Replaces an IPv6 address at the end of a word, such as `node:fd00::1:`. `None` if there is none.
-    fn ipv6_at_end(&mut self, word: &str) -> Option<String> {
+    /// Replaces an IPv6 address in a word, such as `node:fd00::1:http`. `None` if there is none.
+    fn with_ipv6_replaced(&mut self, word: &str) -> Option<String> {
         let after_colons = word.match_indices(':').map(|(index, _)| index + 1);
         for start in iter::once(0).chain(after_colons) {
-            let (before, end) = word.split_at(start);
-            // The colons of `fd00::` belong to the address, but the last colon of `fd00::1:` is punctuation.
-            for text in [end, end.trim_end_matches(['.', ':'])] {
+            let (before, rest) = word.split_at(start);
+            // The longest first, because the colons of `fd00::` belong to the address.
+            let separators = rest.match_indices([':', '.']).map(|(index, _)| index);
+            let ends: Vec<_> = separators.chain([rest.len()]).filter(|end| *end <= MAX_IPV6_BYTES).collect();
+            for end in ends.into_iter().rev() {
+                let (text, after) = rest.split_at(end);
                 if let Ok(address) = text.parse::<Ipv6Addr>() {
-                    return Some(format!("{before}{}{}", self.pseudonym(address.into()), &end[text.len()..]));
+                    return Some(format!("{before}{}{after}", self.pseudonym(address.into())));
                 }
             }
         }
@@ -129,10 +135,10 @@ mod tests {
     #[test]
     fn addresses_are_found_after_words_and_in_raw_data() {
         let mut redactor = Redactor::new(true);
-        let text = "x:10.0.0.1 node:10.0.0.1:80 node:fd00::1 de:10.0.0.1: std::fmt 1a:2b:3c:4d:5e:6f\n\
+        let text = "x:10.0.0.1 node:10.0.0.1:80 node:fd00::1 de:10.0.0.1: std::fmt fd00::1:http fd00::1.local 1a:2b:3c:4d:5e:6f\n\
             add rule ip nat X @nh,96,24 != 0x0a4d05 th dport 80 counter [target 0x0900444e4154] [counter 0x]\n\
             meta mark & 0x00004000 0x00004000\n";
-        let expected = "x:v4-1 node:v4-1:80 node:v6-2 de:v4-1: std::fmt 1a:2b:3c:4d:5e:6f\n\
+        let expected = "x:v4-1 node:v4-1:80 node:v6-2 de:v4-1: std::fmt v6-2:http v6-2.local 1a:2b:3c:4d:5e:6f\n\
             add rule ip nat X @nh,96,24 != 0x... th dport 80 counter [target 0x...] [counter 0x]\n\
             meta mark & 0x00004000 0x00004000\n";
         assert_eq!(redactor.text(text), expected);
