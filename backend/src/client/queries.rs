@@ -17,7 +17,7 @@ use tonic::{Code, Request, Response, Status, transport::Channel};
 
 use super::{Connection, Grpc, connect};
 
-/// What follows when a frontend to which there is a connection does not answer.
+/// The next step when a frontend to which there is a connection does not answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AfterFailure {
     AskNext,
@@ -40,6 +40,7 @@ impl Grpc {
         let mut addresses = self.addresses().in_order();
         addresses.sort();
         ensure!(!addresses.is_empty(), "no address of a frontend is known");
+
         let patience = patience + Duration::from_millis(request.wait_millis.into());
         let responses = addresses.into_iter().map(async |address| {
             let response = async {
@@ -64,8 +65,8 @@ impl Grpc {
         self.ask_any(request, patience, AfterFailure::AskNext, ask).await
     }
 
-    /// Asks a frontend what would change if objects were applied: the first one that accepts a connection. What one
-    /// frontend could not answer is not sent to the next: the request may be the cause.
+    /// Asks the first frontend that accepts a connection what would change if objects were applied. If it does not
+    /// answer, no other frontend is asked: the request may be the cause.
     ///
     /// # Errors
     /// When the objects are too many, access is denied, or the frontend does not answer.
@@ -103,6 +104,7 @@ impl Grpc {
                 let answer = ask(client(&connection), connection.request(request.clone())).await;
                 Ok(answer.map(Response::into_inner).map_err(|status| (status.clone(), connection.error(status))))
             });
+
             match answer.await {
                 Ok(Ok(response)) => return Ok(response),
                 // Another frontend would answer the same.

@@ -1,6 +1,6 @@
-//! The health-check node ports, their owners, and how many endpoints each reports: a function of the state. The counts
-//! are updated at a cost proportional to the Services that changed, the owners only when a Service claims or gives up a
-//! port.
+//! The health-check node ports, their owners, and the number of endpoints that each reports: a function of the state.
+//! Counts are updated at a cost proportional to the Services that changed, owners only when a Service claims or gives up
+//! a port.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,10 +26,11 @@ pub(super) struct CheckPort {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Check<'a> {
     pub(super) service: &'a ServiceName,
-    /// The addresses on this node that serve it and are not terminating.
+    /// The number of addresses on this node that serve the Service and are not terminating.
     pub(super) local_endpoints: usize,
 }
 
+/// The checks of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Checks {
     services: BTreeMap<ServiceName, Claim>,
@@ -39,9 +40,10 @@ pub(super) struct Checks {
     pub(super) primary_addresses: PerFamily<Option<IpAddr>>,
 }
 
+/// The health-check node port that a Service claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Claim {
-    /// The first service port with the port. Failures of the Service are reported for it.
+    /// The first service port with the health-check node port. Failures of the Service are reported for it.
     key: ServicePortKey,
     port: NonZeroU16,
     /// The load-balancer IPs of the Service: some load balancers send their probes there.
@@ -79,28 +81,29 @@ impl Checks {
     pub(super) fn update<'a>(&mut self, state: &NodeState, changed: impl Iterator<Item = &'a ServicePortKey>) -> bool {
         let primary_addresses = PerFamily::from_fn(|family| state.node().primary_address(family));
         let mut is_changed = mem::replace(&mut self.primary_addresses, primary_addresses) != primary_addresses;
-        let identity = |claim: &Option<Claim>| {
-            let claim = claim.as_ref()?;
-            Some((claim.key.clone(), claim.check_ports(), claim.load_balancer_ips.clone()))
-        };
         for name in changed.map(ServiceName::of).collect::<BTreeSet<_>>() {
             let new = Claim::of(state, &name);
-            let new_identity = identity(&new);
+            let new_identity = new.as_ref().map(Claim::identity);
             let old = match new {
                 Some(new) => self.services.insert(name, new),
                 None => self.services.remove(&name),
             };
-            is_changed |= identity(&old) != new_identity;
+            is_changed |= old.as_ref().map(Claim::identity) != new_identity;
         }
+
         if is_changed {
-            self.owners.clear();
-            for (service, claim) in &self.services {
-                for check_port in claim.check_ports() {
-                    self.owners.entry(check_port).or_insert_with(|| service.clone());
-                }
-            }
+            self.choose_owners();
         }
         is_changed
+    }
+
+    fn choose_owners(&mut self) {
+        self.owners.clear();
+        for (service, claim) in &self.services {
+            for check_port in claim.check_ports() {
+                self.owners.entry(check_port).or_insert_with(|| service.clone());
+            }
+        }
     }
 }
 
@@ -112,17 +115,19 @@ impl Claim {
         let ports = || state.ports_of(name).map(|(_, service)| service);
         let (key, port) =
             ports().find_map(|ServicePortState { port, .. }| Some((&port.key, port.health_check_node_port?)))?;
-        let key = key.clone();
-        let local_endpoints = PerFamily::from_fn(|family| {
-            let present = ports().any(|service| service.port.cluster_ips[family].is_some());
-            present.then(|| {
-                let endpoints = ports().flat_map(|service| service.local[family].iter());
-                let addresses = endpoints.filter(|endpoint| !endpoint.terminating).map(|endpoint| endpoint.address);
-                addresses.collect::<BTreeSet<_>>().len()
-            })
-        });
-        let load_balancer_ips = ports().flat_map(|service| service.port.load_balancer_ips.iter().copied()).collect();
-        Some(Self { key, port, load_balancer_ips, local_endpoints })
+
+        let load_balancer_ips = ports().flat_map(|service| service.port.load_balancer_ips.iter().copied());
+        Some(Self {
+            key: key.clone(),
+            port,
+            load_balancer_ips: load_balancer_ips.collect(),
+            local_endpoints: PerFamily::from_fn(|family| local_endpoints(ports, family)),
+        })
+    }
+
+    /// The part of a claim that listeners and failures depend on.
+    fn identity(&self) -> (ServicePortKey, BTreeSet<CheckPort>, BTreeSet<IpAddr>) {
+        (self.key.clone(), self.check_ports(), self.load_balancer_ips.clone())
     }
 
     fn check_ports(&self) -> BTreeSet<CheckPort> {
@@ -130,6 +135,19 @@ impl Claim {
         let present = local_endpoints.iter().filter(|(_, count)| count.is_some());
         present.map(|(family, _)| CheckPort { port: *port, family }).collect()
     }
+}
+
+/// The number of local addresses that serve a Service with these service ports; `None`: it has no cluster IP.
+fn local_endpoints<'a, P>(ports: impl Fn() -> P, family: IpFamily) -> Option<usize>
+where
+    P: Iterator<Item = &'a ServicePortState>,
+{
+    if !ports().any(|service| service.port.cluster_ips[family].is_some()) {
+        return None;
+    }
+    let endpoints = ports().flat_map(|service| service.local[family].iter());
+    let addresses = endpoints.filter(|endpoint| !endpoint.terminating).map(|endpoint| endpoint.address);
+    Some(addresses.collect::<BTreeSet<_>>().len())
 }
 
 #[cfg(test)]
