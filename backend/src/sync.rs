@@ -1,5 +1,5 @@
-//! Makes the kernel what the frontend decided. One half follows the frontend, the other one programs; neither waits for
-//! the other, and both read what the other one has reached.
+//! Makes the kernel what the frontend decided. One half follows the frontend, the other half programs. Neither waits for
+//! the other: each reads how far the other one has got.
 //!
 //! ```text
 //!   stream ──▶ Follower: replica ───── Target, the newest ─────▶ Programmer ──▶ Backend ──▶ kernel
@@ -7,10 +7,10 @@
 //!     └── acks ◀──┴─────────────── Programmed ◀────────────────────┘
 //! ```
 //!
-//! A target replaces the one before, so a backend that is slow skips states. What it has to do is the difference
-//! between the target of its last call, which was handed to it, and the newest one. A call programs a limited part of a
-//! large change, and between two calls the newest target is taken. `backlog` has what the kernel lacks of the handed
-//! one. Acks follow from comparing the commits of the session with what is programmed.
+//! A target replaces the target before, so a backend that is slow skips states. Its work is the difference between the
+//! handed target, which is the target of its last call, and the newest one. A call programs a limited part of a large
+//! change, and between two calls the newest target is taken. `backlog` has what the kernel lacks of the handed target.
+//! Acks follow from comparing the commits of the session with what is programmed.
 
 mod acks;
 mod backlog;
@@ -68,9 +68,9 @@ pub(crate) struct Programmed {
     complete: Position,
     /// What the kernel lacks of the handed target, also before the backend has accepted that.
     backlog: Backlog,
-    /// The service ports of it that the kernel rejects.
+    /// The service ports of the handed target that the kernel rejects.
     rejected: BTreeSet<ServicePortKey>,
-    /// The namespaces of the service ports that lack something of it; empty if there are many.
+    /// The namespaces of the service ports of which the kernel lacks something; empty if there are many.
     unfinished_namespaces: BTreeSet<Arc<str>>,
     /// The service ports that cannot be programmed, and the health-check node ports that are not served.
     failures: Vec<ServicePortFailure>,

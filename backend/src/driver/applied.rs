@@ -6,7 +6,8 @@ use proto::model::{IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
 
 use crate::dataplane::{Vip, VipOwnership};
 
-/// What the kernel contains because of us. It makes an incremental update possible without reading the kernel.
+/// The objects that the kernel contains because of us. It makes an incremental update possible without reading the
+/// kernel.
 pub trait Applied: Send + 'static {
     /// The VIPs that lead to a service port.
     fn vips(&self, key: &ServicePortKey) -> Vec<(IpFamily, Vip)>;
@@ -20,8 +21,8 @@ pub trait Applied: Send + 'static {
         true
     }
 
-    /// The VIPs whose objects in the kernel a service port uses that does not own the VIP, and that service port, as
-    /// far as it is not programmed since the kernel was read.
+    /// The VIPs whose objects in the kernel are used by a service port that does not own the VIP, each with that service
+    /// port, unless it has been programmed since the kernel was read.
     fn used_vips(&self, _: &VipOwnership) -> Vec<((IpFamily, Vip), ServicePortKey)> {
         Vec::new()
     }
@@ -31,8 +32,8 @@ pub trait Applied: Send + 'static {
         false
     }
 
-    /// What a service port should have in the kernel may have changed, also because a VIP has got another owner: what
-    /// was computed for it is out of date.
+    /// Forgets what was computed for a service port, because its objects in the kernel may have to change, for example
+    /// because a VIP has got another owner.
     fn invalidate(&mut self, _: &ServicePortKey) {}
 
     /// These VIPs have got other owners, or have none any more.

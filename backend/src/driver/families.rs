@@ -1,5 +1,5 @@
-//! Which IP families the kernel of the node can program. One that it cannot does not keep the other from being
-//! programmed.
+//! Which IP families the kernel of the node can program. A family that it cannot program does not keep the other one from
+//! being programmed.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use proto::model::{IpFamily, PerFamily};
 use tokio::time::Instant;
 use tracing::debug;
 
-/// The first time until a family that cannot be programmed is tried again. It doubles with each attempt. An attempt
-/// reads the kernel, as after a restart.
+/// The first delay before a family that cannot be programmed is tried again. The delay doubles with each attempt,
+/// because an attempt reads the kernel, as after a restart.
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(15);
 
 /// The longest of these delays.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(600);
 
-/// The longest time until a family whose rules could not be read is read again. The reason may have been a lack of
-/// memory, and rules of an earlier process may still be there.
+/// The longest delay before a family is tried again whose rules could not be read: shorter, because the reason may have
+/// been a lack of memory, and rules of an earlier process may still be there.
 const MAX_READ_DELAY: Duration = Duration::from_secs(30);
 
 /// Which families are programmed.
@@ -63,7 +63,7 @@ impl UsableFamilies {
         IpFamily::ALL.into_iter().filter(|family| self.contains(*family))
     }
 
-    /// All families that are to be programmed were.
+    /// All families that are to be programmed have been programmed.
     pub fn programmed(&mut self) {
         for family in IpFamily::ALL {
             let family = &mut self.0[family];
@@ -76,8 +76,8 @@ impl UsableFamilies {
     /// The kernel rejects what a family needs. If it does so twice, the other one is programmed alone from then on.
     ///
     /// # Errors
-    /// If that cannot be programmed either, if this is the first failure, or if this family was programmed before: then
-    /// the whole sync has failed, and is tried again within a second.
+    /// If the other family cannot be programmed either, if this is the first failure, or if this family was programmed
+    /// before: then the whole sync has failed, and is tried again within a second.
     pub fn failed(&mut self, family: IpFamily, reason: String) -> Result<()> {
         self.fails_again(family, &reason)?;
         self.unavailable(family, reason)
@@ -103,7 +103,7 @@ impl UsableFamilies {
     /// What a family needs is not installed.
     ///
     /// # Errors
-    /// If the other one cannot be programmed either.
+    /// If the other family cannot be programmed either.
     pub fn unavailable(&mut self, family: IpFamily, reason: String) -> Result<()> {
         self.leave_out(family, reason, MAX_RETRY_DELAY)
     }
@@ -117,6 +117,7 @@ impl UsableFamilies {
         if self.iter().next().is_some() {
             return Ok(());
         }
+
         let reasons: Vec<_> = self.unusable().iter().map(|(of, reason)| format!("{of}: {reason}")).collect();
         *self = Self::default();
         bail!("no IP family can be programmed: {}", reasons.join("; "))

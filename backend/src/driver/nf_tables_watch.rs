@@ -33,23 +33,25 @@ pub struct NfTablesWatch {
     handle: NftHandle,
     tracker: GenerationTracker,
     is_intact: IsIntact,
-    /// When that may be checked again.
+    /// When to call `is_intact` next, at the earliest.
     next_check: Instant,
     /// Registered on first use, because only then a tokio runtime with IO is needed.
     readable: Option<AsyncFd<OwnedFd>>,
 }
 
-/// The shortest interval between two checks of what may have been touched.
+/// The shortest interval between two checks of objects that may have been touched.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// A check takes at most 1/20 of the time.
-const CHECK_SHARE: u32 = 20;
+
+/// The interval between two checks as a multiple of their duration: checks take at most 1/20 of the time.
+const CHECK_INTERVAL_FACTOR: u32 = 20;
 
 /// Whether all objects are there that [`Touched::Perhaps`] is about.
 type IsIntact = fn(&mut NftHandle) -> netlink::Result<bool>;
 
 impl NfTablesWatch {
-    /// Subscribes. `own_port`: the netlink port of our own transactions, if this process makes them; `touched`: what a
-    /// notification changes of ours; `is_intact`: whether all objects are there that may have been touched.
+    /// Subscribes. `own_port` is the netlink port of our own transactions, if this process makes them. `touched` says
+    /// which object of ours a notification is about, and `is_intact` whether all objects are there that may have been
+    /// touched.
     ///
     /// # Errors
     /// When a netlink socket could not be opened.
@@ -121,6 +123,7 @@ impl NfTablesWatch {
             if self.tracker.unsure && !self.tracker.accounts_for(generation(&mut self.handle)?) {
                 return Ok(Drift::Possible);
             }
+
             let readable = match self.readable.take() {
                 Some(readable) => readable,
                 None => readable(&self.monitor).context("wait for nf_tables notifications")?,
@@ -131,7 +134,7 @@ impl NfTablesWatch {
         }
     }
 
-    /// Checks what may have been touched, unless other processes change too much meanwhile.
+    /// Checks the objects that may have been touched, unless other processes change too much meanwhile.
     fn check(&mut self) -> Result<()> {
         let begun = Instant::now();
         match (self.is_intact)(&mut self.handle) {
@@ -144,7 +147,7 @@ impl NfTablesWatch {
                 }
             }
         }
-        self.next_check = Instant::now() + CHECK_INTERVAL.max(begun.elapsed() * CHECK_SHARE);
+        self.next_check = Instant::now() + CHECK_INTERVAL.max(begun.elapsed() * CHECK_INTERVAL_FACTOR);
         Ok(())
     }
 

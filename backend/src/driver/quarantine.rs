@@ -10,7 +10,7 @@ use crate::NodeState;
 /// now, if the kernel does not name the rejected ones. The others keep their turn for the next reconcile.
 const MAX_RETRIES: usize = 32;
 
-/// Rejected service ports; any number.
+/// Rejected service ports, of any number.
 #[derive(Debug, Default)]
 pub(super) struct Quarantine {
     rejected: BTreeMap<ServicePortKey, QuarantinedServicePort>,
@@ -49,7 +49,9 @@ impl Quarantine {
     pub(super) fn retry(&mut self, state: &NodeState) -> Vec<ServicePortKey> {
         self.retries = MAX_RETRIES;
         self.rejected.retain(|key, _| state.service_port(key).is_some());
-        let mut order: Vec<_> = self.rejected.iter().map(|(key, it)| (it.last_attempt, key.clone())).collect();
+
+        let attempts = self.rejected.iter().map(|(key, rejected)| (rejected.last_attempt, key.clone()));
+        let mut order: Vec<_> = attempts.collect();
         order.sort_unstable();
         order.into_iter().map(|(_, key)| key).collect()
     }

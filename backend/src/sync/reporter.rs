@@ -84,7 +84,7 @@ impl Reporter {
                 let is_newest = newest.state == handed.state;
                 progress.changes.pending_since = if is_newest { None } else { Some(newest.changed_at) };
             } else if complete.number > 0 {
-                // While changes keep coming, the newest one may never be programmed completely.
+                // While changes keep coming, the newest change may never be programmed completely.
                 progress.programmed = Some((complete.epoch, complete.revision));
             }
         });
@@ -156,8 +156,8 @@ impl Reporter {
         });
     }
 
-    /// As [`Self::log_applied`], if it is time for a line: changes in between share the next one. The last ones have a
-    /// line within [`MAX_IDLE`](super::MAX_IDLE).
+    /// As [`Self::log_applied`], if it is time for a line: changes in between share the next line. The last changes have
+    /// a line within [`MAX_IDLE`](super::MAX_IDLE).
     pub(super) fn log_due(&mut self) {
         if self.deferred.is_some() && self.lines.take(LINE_RATE, Instant::now()).is_ok() {
             self.log_applied();
@@ -191,7 +191,7 @@ impl Reporter {
     }
 }
 
-/// The most service ports that one change of the failures logs.
+/// The most service ports that are logged when the failures change.
 const MAX_LOGGED: usize = 8;
 
 pub(super) fn log_failures(failures: &[ServicePortFailure]) {

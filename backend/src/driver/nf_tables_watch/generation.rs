@@ -7,10 +7,10 @@ use netlink::nft::NftEvent;
 
 use crate::Drift;
 
-/// What notifications change of ours. Later variants take precedence.
+/// Which object of ours notifications are about. Later variants take precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Touched {
-    /// A rule that may have been ours: whether all of ours are there tells.
+    /// A rule that may have been ours, which is so if one of ours is missing.
     Perhaps,
     /// Notifications are missing.
     Unknown,
@@ -25,11 +25,11 @@ pub(super) struct GenerationTracker {
     touched_by: fn(&NftEvent) -> Option<Touched>,
     /// Notifications up to this generation are ignored.
     start: u32,
-    /// `start`, and one for each transaction since then that left our objects as they should be.
+    /// `start`, plus 1 for each transaction since then that left our objects as they should be.
     accounted: u32,
     /// Whether there may be transactions without a notification.
     pub(super) unsure: bool,
-    /// What the transaction that is being notified changes of ours.
+    /// Which object of ours the transaction changes whose notifications are being received.
     touched: Option<Touched>,
     pub(super) drift: Option<Drift>,
     /// The last change that may have deleted an object of ours, until that is checked.
@@ -70,7 +70,7 @@ impl GenerationTracker {
         !self.unsure
     }
 
-    /// Notifications may be missing. That of the next generation may be all that is left of a transaction.
+    /// Notifications may be missing. Perhaps only the one about the generation is left of a transaction.
     pub(super) fn lost(&mut self) {
         self.unsure = true;
         self.touched = self.touched.max(Some(Touched::Unknown));
