@@ -27,15 +27,20 @@ use crate::FrontendAddress;
 
 /// How long streams stay open after the last waiter: pods often end one after the other.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The first delay before a question about a pod that ends is asked again: a stream that failed is opened again, or a
 /// hook asks a backend again that gives no answer.
 pub const MIN_RETRY_DELAY: Duration = Duration::from_millis(100);
+
 /// The longest of these delays, and the time after which addresses that could not be resolved are resolved again.
 pub const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
+
 /// How often to check whether the node's session is with another frontend: nothing notifies of that.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
 /// The shortest timeout of a question, so that a frontend that is asked for it has time to answer.
 const MIN_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// The most messages of all frontends together that wait until they are taken over. Beyond it their streams wait.
 const QUEUED_UPDATES: usize = 16;
 
@@ -47,11 +52,11 @@ pub struct Follower {
     view: watch::Sender<View>,
 }
 
-/// What waiters need.
+/// The needs of all waiters.
 #[derive(Debug, Default)]
 struct Demand {
     waiting: usize,
-    /// Those for which all frontends are asked.
+    /// The waiters for which all frontends are asked.
     asking_all: usize,
     /// When the list of frontends must have been resolved.
     list_since: Option<Instant>,
@@ -65,7 +70,7 @@ struct Claim {
     is_asking_all: bool,
 }
 
-/// What a stream has said.
+/// A message of a stream, or its end.
 #[derive(Debug)]
 enum Update {
     Levels(DrainLevels),
@@ -80,7 +85,7 @@ struct Following {
     /// Addresses of frontends that another address serves.
     aliases: BTreeMap<FrontendAddress, FrontendAddress>,
     view: View,
-    /// When it began, and the lookup.
+    /// The lookup of addresses, and when it began.
     resolving: Option<(Instant, BoxFuture<'static, Result<()>>)>,
     /// When a request last waited, and when one last waited for all frontends.
     last_waiting: Instant,
@@ -218,9 +223,12 @@ impl Following {
             }
             if demand.asking_all > 0 {
                 self.last_asking_all = Some(now);
+                demand.list_since
+            } else {
+                None
             }
-            demand.list_since.filter(|_| demand.asking_all > 0)
         };
+
         let streams = self.follower.streams.clone();
         if list_since > self.view.resolved && self.resolving.is_none() {
             self.resolving = Some((now, streams.resolve()));
@@ -229,6 +237,7 @@ impl Following {
         let known = streams.addresses();
         self.view.last_removed = streams.last_removed();
         self.choose_own(streams.own(), &known);
+
         let asks_all = self.last_asking_all.is_some_and(|last| now < last + LINGER_TIMEOUT);
         let mut wanted: Vec<_> = if asks_all { known } else { Vec::new() };
         wanted.extend(self.view.own.clone());
@@ -238,7 +247,7 @@ impl Following {
         }
     }
 
-    /// The own frontend is that of the session, or any one while there is no session.
+    /// The own frontend is the frontend of the session, or any frontend while there is no session.
     fn choose_own(&mut self, of_session: Option<FrontendAddress>, known: &[FrontendAddress]) {
         let of_session = of_session.map(|own| self.aliases.get(&own).cloned().unwrap_or(own));
         if of_session.is_some() {
@@ -306,11 +315,13 @@ impl Following {
 
     /// A frontend with two addresses has ended the older one of two streams.
     fn end_older_stream(&mut self, epoch: u64, address: &FrontendAddress) {
-        let is_same = |(other, latest): (&FrontendAddress, &Latest)| {
-            let is_same = matches!(latest, Latest::Levels { message, .. } if message.epoch == epoch);
-            (is_same && epoch != 0 && other != address).then(|| other.clone())
-        };
-        let Some(older) = self.view.frontends.iter().find_map(is_same) else { return };
+        if epoch == 0 {
+            return;
+        }
+        let is_same = |latest: &Latest| matches!(latest, Latest::Levels { message, .. } if message.epoch == epoch);
+        let mut others = self.view.frontends.iter().filter(|(other, _)| *other != address);
+        let Some((older, _)) = others.find(|(_, latest)| is_same(latest)) else { return };
+        let older = older.clone();
 
         if let Some(task) = self.tasks.remove(&older) {
             task.abort();
