@@ -169,8 +169,8 @@ impl Grpc {
     }
 
     /// Tries one frontend after the other, until one is ready. A frontend that accepts the stream and sends nothing, or
-    /// does not follow the API, is used only if no other one is ready; not at all if `needs_fresh`, unless it is the only
-    /// one.
+    /// does not follow the API, is used only if no other one is ready; not at all if `needs_fresh`, unless it is the
+    /// only one.
     async fn connect_any(&self, hello: Hello, needs_fresh: bool) -> Result<Session> {
         let mut attempts = Attempts::default();
         let was_resolved = self.resolve_before_use().await;

@@ -75,8 +75,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// one of the service port, not for the result of a change by another process.
 const READ_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How often rejected service ports are tried again because they have changed: each attempt may have to read the kernel.
-/// Beyond it, the next retry tries them.
+/// How often rejected service ports are tried again because they have changed: each attempt may have to read the
+/// kernel. Beyond it, the next retry tries them.
 const ATTEMPT_RATE: Rate = Rate { burst: 2, every: READ_INTERVAL };
 
 /// A reconcile reads the kernel if it was not read for this long, even if no other process can have changed it.

@@ -77,8 +77,8 @@ pub enum ConntrackCleanup {
     Enabled,
 }
 
-/// The handle of the follower and the programmer; `None`: flows are left as they are. Its calls do not wait for the work
-/// of the thread. Dropping it ends the thread.
+/// The handle of the follower and the programmer; `None`: flows are left as they are. Its calls do not wait for the
+/// work of the thread. Dropping it ends the thread.
 #[derive(Debug)]
 pub(crate) struct Flows(Option<Arc<Requests<PendingFlows>>>);
 

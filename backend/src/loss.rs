@@ -48,8 +48,8 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// The delay before a snapshot is requested that confirms a loss beyond the limit.
 pub(crate) const CONFIRM_DELAY: Duration = Duration::from_secs(10);
 
-/// How long after the restart of the node the loss of its former endpoints does not count, from the start of the process
-/// on: the API server learns minutes later that they are gone.
+/// How long after the restart of the node the loss of its former endpoints does not count, from the start of the
+/// process on: the API server learns minutes later that they are gone.
 const BOOT_GRACE_PERIOD: Duration = Duration::from_secs(600);
 
 /// The largest share of the Services with endpoints that may lose all of them within a minute, in percent: 1 to 100,
@@ -75,7 +75,8 @@ pub(crate) struct LossGuard {
     /// The Services that were in `lost` when a snapshot confirmed the loss. They are not new if they return, however
     /// late.
     confirmed_lost: BTreeSet<ServiceName>,
-    /// The Services that had no endpoints at the start of [`WINDOW`], and when they got some. Their loss does not count.
+    /// The Services that had no endpoints at the start of [`WINDOW`], and when they got some. Their loss does not
+    /// count.
     new: BTreeMap<ServiceName, Instant>,
     withheld: Option<Withheld>,
     /// An earlier process withheld a loss, which no frontend has taken back or confirmed to this one: see
@@ -292,8 +293,8 @@ impl LossGuard {
         });
     }
 
-    /// Whether the limit admits the losses; any loss exceeds it if a withheld loss `continues`. Inspects the whole state
-    /// only if many Services are lost.
+    /// Whether the limit admits the losses; any loss exceeds it if a withheld loss `continues`. Inspects the whole
+    /// state only if many Services are lost.
     fn check(&self, state: &NodeState, continues: bool) -> Result<(), Loss> {
         let min_lost = if continues { 1 } else { MIN_LOST };
         if self.limit == LossLimit::NONE || self.lost.len() < min_lost {

@@ -99,9 +99,9 @@ impl StoredState {
         Self { revision, epoch, ..self.clone() } == *other
     }
 
-    /// Whether it is to be written without waiting for the interval, because the file alone has something: the last facts
-    /// of a Node object that is gone, the last addresses of a Node object that has none, or the endpoints of Services
-    /// whose loss is withheld.
+    /// Whether it is to be written without waiting for the interval, because the file alone has something: the last
+    /// facts of a Node object that is gone, the last addresses of a Node object that has none, or the endpoints of
+    /// Services whose loss is withheld.
     fn is_urgent_after(&self, written: &Self) -> bool {
         let Self { state: after, .. } = self;
         let before = &written.state;

@@ -1,5 +1,5 @@
-//! Makes the kernel what the frontend decided. One half follows the frontend, the other half programs. Neither waits for
-//! the other: each reads how far the other one has got.
+//! Makes the kernel what the frontend decided. One half follows the frontend, the other half programs. Neither waits
+//! for the other: each reads how far the other one has got.
 //!
 //! ```text
 //!   stream ──▶ Follower: replica ───── Target, the newest ─────▶ Programmer ──▶ Backend ──▶ kernel

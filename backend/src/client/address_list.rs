@@ -132,8 +132,8 @@ impl AddressList {
         failed.retain(|address, _| sources.iter().any(|source| source.addresses.contains(address)));
     }
 
-    /// All addresses: first those that have not failed, in random order, then the address of the last session, then those
-    /// that failed, the earliest failure first.
+    /// All addresses: first those that have not failed, in random order, then the address of the last session, then
+    /// those that failed, the earliest failure first.
     pub(super) fn in_order(&self) -> Vec<FrontendAddress> {
         let mut list: Vec<_> = self.sources.iter().flat_map(|source| source.addresses.iter().cloned()).collect();
         list.sort();

@@ -21,8 +21,8 @@ pub trait Applied: Send + 'static {
         true
     }
 
-    /// The VIPs whose objects in the kernel are used by a service port that does not own the VIP, each with that service
-    /// port, unless it has been programmed since the kernel was read.
+    /// The VIPs whose objects in the kernel are used by a service port that does not own the VIP, each with that
+    /// service port, unless it has been programmed since the kernel was read.
     fn used_vips(&self, _: &VipOwnership) -> Vec<((IpFamily, Vip), ServicePortKey)> {
         Vec::new()
     }

@@ -1,5 +1,5 @@
-//! Which IP families the kernel of the node can program. A family that it cannot program does not keep the other one from
-//! being programmed.
+//! Which IP families the kernel of the node can program. A family that it cannot program does not keep the other one
+//! from being programmed.
 
 use std::time::Duration;
 

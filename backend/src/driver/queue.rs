@@ -23,8 +23,8 @@ const MIN_OTHERS: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     entries: BTreeMap<ServicePortKey, QueueEntry>,
-    /// Parts of batches that the kernel rejected, to be tried on their own, the last part first. Their service ports are
-    /// among the entries, too, and stay there when a part is taken, until [`Self::done`] removes them.
+    /// Parts of batches that the kernel rejected, to be tried on their own, the last part first. Their service ports
+    /// are among the entries, too, and stay there when a part is taken, until [`Self::done`] removes them.
     pub(super) suspects: Vec<Vec<ServicePortKey>>,
     /// Whether the base ruleset has to be programmed again.
     pub(super) facts: bool,

@@ -26,12 +26,12 @@ use super::{
 };
 use crate::{Changes, DepartedEndpoints, NodeState, ServicePortState, dataplane::all_vips, sync::Programmed};
 
-/// The most VIPs that were withdrawn and wait for a cleanup. Beyond it the namespaces with most of them lose some; flows
-/// to these stay until their clients end them.
+/// The most VIPs that were withdrawn and wait for a cleanup. Beyond it the namespaces with most of them lose some;
+/// flows to these stay until their clients end them.
 const MAX_WITHDRAWN: usize = 65_536;
 
-/// The VIPs that remain when [`MAX_WITHDRAWN`] is exceeded: fewer, because not each further VIP may cost a pass over all
-/// of them.
+/// The VIPs that remain when [`MAX_WITHDRAWN`] is exceeded: fewer, because not each further VIP may cost a pass over
+/// all of them.
 const KEPT_WITHDRAWN: usize = MAX_WITHDRAWN / 8 * 7;
 
 /// The most endpoints that departed and wait for a cleanup. Beyond it the namespaces with most of them lose some;
@@ -104,8 +104,9 @@ impl PendingFlows {
 
     // === changes ===
 
-    /// Records a commit, which leads to `state`, at a cost proportional to the change. `departed` are the endpoints that
-    /// left service ports; `None` if the commit before is not comparable, so that no earlier departure is to be reset.
+    /// Records a commit, which leads to `state`, at a cost proportional to the change. `departed` are the endpoints
+    /// that left service ports; `None` if the commit before is not comparable, so that no earlier departure is to be
+    /// reset.
     pub(crate) fn committed(
         &mut self,
         departed: Option<DepartedEndpoints>,
@@ -147,8 +148,8 @@ impl PendingFlows {
     }
 
     /// Records that a call of the backend has succeeded. It has programmed the service ports in `tried`, except for
-    /// those that `kernel` says are outdated. `concerns_all`: flows to other service ports may be stale, too, or `kernel`
-    /// says that others are outdated now.
+    /// those that `kernel` says are outdated. `concerns_all`: flows to other service ports may be stale, too, or
+    /// `kernel` says that others are outdated now.
     pub(crate) fn programmed<'a>(
         &mut self,
         concerns_all: bool,

@@ -107,8 +107,8 @@ impl UdpVips {
     /// Whether the flow goes to one of these VIPs and its replies come from none of its endpoints. This includes flows
     /// that are not translated because they are older than the VIP, and all flows of a service port without endpoints.
     ///
-    /// Only translated flows to a withdrawn VIP are stale: others belong to the address itself. If that is an address of
-    /// the node, a node port with the same number serves it at once.
+    /// Only translated flows to a withdrawn VIP are stale: others belong to the address itself. If that is an address
+    /// of the node, a node port with the same number serves it at once.
     pub(super) fn is_stale(&self, flow: &Flow) -> bool {
         let targets = match self.candidates(flow) {
             [Some(FlowTargets::Untranslated), Some(node_port)] => Some(node_port),

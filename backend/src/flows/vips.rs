@@ -63,8 +63,8 @@ impl<T: Clone> FlowVips<T> {
         self.addresses.extend(addresses);
     }
 
-    /// Lets VIPs of all service ports of a state take precedence over the node ports, because a program may give the node
-    /// any load-balancer IP. Visits all service ports if there is any node port.
+    /// Lets VIPs of all service ports of a state take precedence over the node ports, because a program may give the
+    /// node any load-balancer IP. Visits all service ports if there is any node port.
     pub(super) fn prefer_vips(&mut self, state: &NodeState) {
         if !self.vips.keys().any(|vip| matches!(vip, Vip::NodePort { .. })) {
             return;

@@ -1,6 +1,6 @@
 //! The health-check node ports, their owners, and the number of endpoints that each reports: a function of the state.
-//! Counts are updated at a cost proportional to the Services that changed, owners only when a Service claims or gives up
-//! a port.
+//! Counts are updated at a cost proportional to the Services that changed, owners only when a Service claims or gives
+//! up a port.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,5 @@
-//! Claims: VIPs with their ports, node ports and ports of health checks, which only one service port can have on a node,
-//! and cluster IPs, which only one Service can have.
+//! Claims: VIPs with their ports, node ports and ports of health checks, which only one service port can have on a
+//! node, and cluster IPs, which only one Service can have.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},

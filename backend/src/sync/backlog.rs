@@ -77,8 +77,8 @@ impl Backlog {
         }
     }
 
-    /// A call has succeeded. Takes the entries of which nothing is lacking any more, in one pass over the backlog, because
-    /// a large change has many calls.
+    /// A call has succeeded. Takes the entries of which nothing is lacking any more, in one pass over the backlog,
+    /// because a large change has many calls.
     pub(super) fn reported(&mut self, handed: &Target, work: Work, report: &SyncReport) -> Completed {
         let mut concerns_all = work == Work::Reconcile;
         let Some(unfinished) = &report.unfinished else {

@@ -156,8 +156,8 @@ impl Reporter {
         });
     }
 
-    /// As [`Self::log_applied`], if it is time for a line: changes in between share the next line. The last changes have
-    /// a line within [`MAX_IDLE`](super::MAX_IDLE).
+    /// As [`Self::log_applied`], if it is time for a line: changes in between share the next line. The last changes
+    /// have a line within [`MAX_IDLE`](super::MAX_IDLE).
     pub(super) fn log_due(&mut self) {
         if self.deferred.is_some() && self.lines.take(LINE_RATE, Instant::now()).is_ok() {
             self.log_applied();
