@@ -16,25 +16,26 @@
 //! `Batch.base` is the last revision that was sent to the client, also when buckets are repaired. It is 0 in the
 //! snapshot or repair that a stream starts with.
 
+mod digest_check;
+mod progress;
 mod sink;
 mod state;
 #[cfg(test)]
 mod tests;
-mod truncated;
 
-use std::{sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use futures::{Stream, StreamExt as _};
 use proto::{
     InvalidMessage, MAX_MESSAGE_BYTES,
-    model::{ClientMessage, Hello, KindVersions, Role, ServerMessage, SourceVersion},
+    model::{ClientMessage, Hello, KindVersions, Revision, Role, ServerMessage, SourceVersion},
 };
 use runtime::{Rate, Shutdown};
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     time::{Instant, sleep, sleep_until, timeout},
 };
-use tracing::{Instrument as _, debug, info, info_span, warn};
+use tracing::{Instrument as _, Span, debug, info, info_span, warn};
 
 use crate::{
     clients::StreamPermit,
@@ -45,7 +46,7 @@ use crate::{
 };
 
 pub(crate) use self::sink::OutgoingMessage;
-use self::{sink::MessageSink, state::Session, truncated::truncated_hello};
+use self::{sink::MessageSink, state::Session};
 
 /// The most messages that wait between a session and its connection, in each direction. A longer queue would only take
 /// memory: messages are computed as late as possible.
@@ -55,6 +56,9 @@ const AGE_JITTER: f64 = 0.2;
 /// How long after the shutdown the listeners are certainly closed: a client that reconnects at once must not be
 /// accepted again.
 const LISTENER_CLOSE_DELAY: Duration = Duration::from_millis(50);
+/// The most characters that are kept of the name, and of the version, of a backend: a client chooses them, and status,
+/// logs and Events show them.
+const MAX_LABEL_CHARS: usize = 64;
 
 /// A protocol error or a refusal that ends a stream.
 #[derive(Debug, thiserror::Error)]
@@ -118,6 +122,7 @@ pub enum SessionError {
     },
 }
 
+/// How a stream ends.
 #[derive(Debug)]
 enum SessionEnd {
     /// The client has disconnected, or the engine has ended.
@@ -126,6 +131,17 @@ enum SessionEnd {
     Drained(&'static str),
     /// The client broke the protocol.
     ProtocolError(SessionError),
+}
+
+/// The client of a stream, as log lines and the status of its node name it.
+#[derive(Debug)]
+struct StreamClient {
+    /// Whose share of log lines the stream takes.
+    counted_as: Identity,
+    /// The node whose status shows errors of the stream. `None` unless the client says that it is the backend of a node
+    /// whose name is valid.
+    backend_of: Option<Arc<str>>,
+    span: Span,
 }
 
 /// Runs a stream until `input` ends, the receiver of `output` is dropped, or the shutdown.
@@ -139,59 +155,15 @@ pub(crate) async fn run(
     output: mpsc::Sender<OutgoingMessage>,
     shutdown: Shutdown,
 ) -> Result<(), SessionError> {
-    let hello = match timeout(context.config.hello_deadline, input.next()).await {
-        Err(_) => return Err(SessionError::NoHello(context.config.hello_deadline)),
-        Ok(None) => return Ok(()),
-        Ok(Some(Ok(ClientMessage::Hello(hello)))) => truncated_hello(hello),
-        Ok(Some(Ok(_))) => return Err(SessionError::HelloExpected),
-        Ok(Some(Err(error))) => return Err(error),
-    };
-    let (node, role) = (hello.node.clone(), hello.role);
-    let is_valid = is_node_name(&node);
-    // An invalid name may have any length and any characters.
-    let (shown, client) = if is_valid {
-        (node.clone(), identity.counted_as(&node))
-    } else {
-        (excerpt(&format!("{node:?}")).into(), identity.clone())
-    };
-    let span = info_span!("stream", node = %shown, role = ?role);
-    let permit = (|| {
-        if !is_valid {
-            let reason =
-                "is no name of a Node, which has at most 253 lower case letters, digits, '-' and '.'".to_owned();
-            return Err(SessionError::Invalid(InvalidMessage { field: "hello.node".to_owned(), reason }));
-        }
-        identity.may_follow(&node, role)?;
-        if let Some(only_node) = context.config.only_node.as_ref().filter(|only_node| **only_node != node) {
-            return Err(SessionError::OtherNode(only_node.clone()));
-        }
-        hello.check_version().map_err(SessionError::Version)?;
-        let streams = context.config.streams_per_node;
-        context.rate_limiter.open_stream(&hello).ok_or(SessionError::TooManyStreams(streams))
-    })();
-    let report = |error: &SessionError, text: &str| {
-        match context.count_session_error(&client) {
-            Some(count) => info!(parent: &span, error = excerpt(error), count, "{text}"),
-            None => debug!(parent: &span, error = excerpt(error), "{text}"),
-        }
-        let is_denied = matches!(error, SessionError::Denied(_));
-        context.metrics.rejected(if is_denied { Rejection::NotPermitted } else { Rejection::Protocol });
-        // Only a client that may act as the backend of this node changes its status.
-        if is_valid && !is_denied && role == Role::Backend {
-            context.streams.set_error(&node, excerpt(error));
-        }
-    };
-    let permit = permit.inspect_err(|error| report(error, "stream rejected"))?;
-    async {
+    let Some(hello) = receive_hello(&context, &mut input).await? else { return Ok(()) };
+    let client = StreamClient::of(&identity, &hello);
+
+    let admitted = admit(&context, &identity, &hello);
+    let permit = admitted.inspect_err(|error| client.report(&context, error, "stream rejected"))?;
+
+    let stream = async {
         let mut output = MessageSink::new(output);
-        let age = context.config.max_stream_age.map(jittered);
-        let end = tokio::select! {
-            Err(end) = serve(&context, &identity, hello, permit, &mut input, &mut output) => end,
-            // Both interrupt a session wherever it waits: its client may have stopped reading.
-            () = sleep(age.unwrap_or_default()), if age.is_some() => SessionEnd::Drained("the stream is too old"),
-            () = until_drain(&context, shutdown) => SessionEnd::Drained("the frontend shuts down"),
-        };
-        match end {
+        match serve_until_end(&context, &identity, hello, permit, &mut input, &mut output, shutdown).await {
             SessionEnd::Disconnected => {
                 debug!("stream ended");
                 Ok(())
@@ -201,13 +173,115 @@ pub(crate) async fn run(
                 drain(&context, reason, input, output).await
             }
             SessionEnd::ProtocolError(error) => {
-                report(&error, "stream closed after a protocol error");
+                client.report(&context, &error, "stream closed after a protocol error");
                 Err(error)
             }
         }
+    };
+    stream.instrument(client.span.clone()).await
+}
+
+/// Waits for the first message of a client, which is its Hello. `None`: it has disconnected instead.
+async fn receive_hello(
+    context: &FrontendContext,
+    input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
+) -> Result<Option<Hello>, SessionError> {
+    let deadline = context.config.hello_deadline;
+    let first = timeout(deadline, input.next()).await.map_err(|_| SessionError::NoHello(deadline))?;
+
+    match first.transpose()? {
+        None => Ok(None),
+        Some(ClientMessage::Hello(hello)) => Ok(Some(truncated_hello(hello))),
+        Some(_) => Err(SessionError::HelloExpected),
     }
-    .instrument(span.clone())
-    .await
+}
+
+/// A Hello with the start of the name and version of the backend.
+fn truncated_hello(hello: Hello) -> Hello {
+    let start = |text: &str| text.chars().take(MAX_LABEL_CHARS).collect();
+    Hello { backend: start(&hello.backend), backend_version: start(&hello.backend_version), ..hello }
+}
+
+/// Decides whether a stream is accepted: whether the client may follow the node, can be understood, and has a stream
+/// left.
+fn admit(context: &FrontendContext, identity: &Identity, hello: &Hello) -> Result<StreamPermit, SessionError> {
+    let Hello { node, role, .. } = hello;
+    if !is_node_name(node) {
+        let reason = "is no name of a Node, which has at most 253 lower case letters, digits, '-' and '.'".to_owned();
+        return Err(InvalidMessage { field: "hello.node".to_owned(), reason }.into());
+    }
+
+    identity.may_follow(node, *role)?;
+    if let Some(only_node) = &context.config.only_node
+        && only_node != node
+    {
+        return Err(SessionError::OtherNode(only_node.clone()));
+    }
+
+    hello.check_version().map_err(SessionError::Version)?;
+
+    let streams = context.config.streams_per_node;
+    context.rate_limiter.open_stream(hello).ok_or(SessionError::TooManyStreams(streams))
+}
+
+impl StreamClient {
+    fn of(identity: &Identity, hello: &Hello) -> Self {
+        let Hello { node, role, .. } = hello;
+        if !is_node_name(node) {
+            // The name may have any length and any characters.
+            let span = stream_span(&excerpt(&format!("{node:?}")), *role);
+            return Self { counted_as: identity.clone(), backend_of: None, span };
+        }
+
+        let is_backend = *role == Role::Backend;
+        Self {
+            counted_as: identity.counted_as(node),
+            backend_of: is_backend.then(|| node.clone()),
+            span: stream_span(node, *role),
+        }
+    }
+
+    /// Logs and counts an error that ends the stream, and shows it in the status of the node.
+    fn report(&self, context: &FrontendContext, error: &SessionError, text: &str) {
+        match context.count_session_error(&self.counted_as) {
+            Some(count) => info!(parent: &self.span, error = excerpt(error), count, "{text}"),
+            None => debug!(parent: &self.span, error = excerpt(error), "{text}"),
+        }
+
+        if matches!(error, SessionError::Denied(_)) {
+            // Its status stays, because the client may not act as the backend of this node.
+            context.metrics.rejected(Rejection::NotPermitted);
+            return;
+        }
+
+        context.metrics.rejected(Rejection::Protocol);
+        if let Some(node) = &self.backend_of {
+            context.streams.set_error(node, excerpt(error));
+        }
+    }
+}
+
+fn stream_span(node: &str, role: Role) -> Span {
+    info_span!("stream", %node, ?role)
+}
+
+/// Serves a stream until it ends. Its maximum age and the shutdown interrupt the session wherever it waits, because the
+/// client may have stopped reading.
+async fn serve_until_end(
+    context: &Arc<FrontendContext>,
+    identity: &Identity,
+    hello: Hello,
+    permit: StreamPermit,
+    input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
+    output: &mut MessageSink,
+    shutdown: Shutdown,
+) -> SessionEnd {
+    let age = context.config.max_stream_age.map(jittered);
+    tokio::select! {
+        Err(end) = serve(context, identity, hello, permit, input, output) => end,
+        () = sleep(age.unwrap_or_default()), if age.is_some() => SessionEnd::Drained("the stream is too old"),
+        () = until_drain(context, shutdown) => SessionEnd::Drained("the frontend shuts down"),
+    }
 }
 
 /// Everything after Hello.
@@ -218,36 +292,34 @@ async fn serve(
     permit: StreamPermit,
     input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
     output: &mut MessageSink,
-) -> Result<std::convert::Infallible, SessionEnd> {
+) -> Result<Infallible, SessionEnd> {
     let mut revisions = context.cluster.revisions();
-    let ready = async {
-        revisions.wait_for(Option::is_some).await.map_err(|_| SessionEnd::Disconnected)?;
-        permit.acquire_sync().await;
-        Ok(())
-    };
-    before_welcome(ready, input, output).await?;
+    before_welcome(until_ready(&mut revisions, &permit), input, output).await?;
     if hello.resume.is_none_or(|(epoch, _)| epoch != context.cluster.epoch) {
         catch_up(context, &identity.counted_as(&hello.node), &hello, input, output).await?;
     }
     let mut session = Session::start(context.clone(), identity, hello, permit, output).await?;
+
     // One timer and one listener for the whole stream: creating them for each message would cost more than the message.
     // The timer is reset when it fires before the bookmark is due.
     let timer = sleep_until(session.bookmark_at);
     let closed = session.output.closed();
     tokio::pin!(timer, closed);
+
     loop {
         revisions.borrow_and_update();
         session.advance().await?;
-        let idle = session.is_idle();
+
+        let is_idle = session.is_idle();
         let permit_expires_at = session.output.permit.as_ref().map(|permit| permit.expires_at);
         tokio::select! {
             () = &mut closed => return Err(SessionEnd::Disconnected),
             message = input.next() => session.on_message(message.ok_or(SessionEnd::Disconnected)??).await?,
-            changed = revisions.changed(), if idle => changed.map_err(|_| SessionEnd::Disconnected)?,
+            changed = revisions.changed(), if is_idle => changed.map_err(|_| SessionEnd::Disconnected)?,
             () = runtime::sleep_until(permit_expires_at) => {
                 session.output.permit = None;
             }
-            () = &mut timer, if idle => {
+            () = &mut timer, if is_idle => {
                 if session.bookmark_at <= Instant::now() {
                     session.bookmark().await?;
                 }
@@ -255,6 +327,16 @@ async fn serve(
             }
         }
     }
+}
+
+/// Waits until every kind of object has been listed, and until the node may be sent its state.
+async fn until_ready(
+    revisions: &mut watch::Receiver<Option<Revision>>,
+    permit: &StreamPermit,
+) -> Result<(), SessionEnd> {
+    revisions.wait_for(Option::is_some).await.map_err(|_| SessionEnd::Disconnected)?;
+    permit.acquire_sync().await;
+    Ok(())
 }
 
 /// Waits until this frontend has at least the client's source version, also of each kind. Meanwhile a client with
@@ -268,46 +350,63 @@ async fn catch_up(
     input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
     output: &MessageSink,
 ) -> Result<(), SessionEnd> {
-    let (client_version, client_kinds) = (hello.source_version, hello.kind_versions);
     let mut versions = context.cluster.kind_versions();
     let kinds = *versions.borrow_and_update();
     let version = kinds.newest();
-    let is_behind =
-        |kinds: KindVersions| kinds.newest() < client_version || kinds.older_kinds(client_kinds).next().is_some();
-    if version == SourceVersion::default() || !is_behind(kinds) {
+    if version == SourceVersion::default() || !is_behind(kinds, hello) {
         return Ok(());
     }
-    let older: Vec<_> = kinds.older_kinds(client_kinds).collect();
+
+    let client_version = hello.source_version;
+    let older: Vec<_> = kinds.older_kinds(hello.kind_versions).collect();
     let text = "client has a newer source version than this frontend, waiting to catch up";
     match context.count_newer_version(client, false) {
         Some(count) => info!(%client_version, %version, ?older, count, "{text}"),
         None => debug!(%client_version, %version, ?older, "{text}"),
     }
-    let caught_up = versions.wait_for(|versions| !is_behind(*versions));
-    let caught_up = async {
-        if let Ok(caught_up) = timeout(context.config.catch_up_timeout, caught_up).await {
-            return caught_up.map(drop).map_err(|_| SessionEnd::Disconnected);
-        }
-        context.metrics.rollbacks.inc();
-        if hello.role == Role::Backend {
-            context.streams.rolled_back(&hello.node);
-        }
-        let text = "did not catch up in time, rolling the client back to an older version";
-        match context.count_newer_version(client, true) {
-            Some(count) => warn!(%client_version, %version, ?older, count, "{text}"),
-            None => debug!(%client_version, %version, ?older, "{text}"),
-        }
-        Ok(())
-    };
-    before_welcome(caught_up, input, output).await
+
+    let limit = context.config.catch_up_timeout;
+    if before_welcome(has_caught_up(versions, hello, limit), input, output).await? {
+        return Ok(());
+    }
+
+    context.metrics.rollbacks.inc();
+    if hello.role == Role::Backend {
+        context.streams.rolled_back(&hello.node);
+    }
+    let text = "did not catch up in time, rolling the client back to an older version";
+    match context.count_newer_version(client, true) {
+        Some(count) => warn!(%client_version, %version, ?older, count, "{text}"),
+        None => debug!(%client_version, %version, ?older, "{text}"),
+    }
+    Ok(())
+}
+
+/// Whether these versions of a frontend are older than those of the client, the newest of all kinds or that of a kind.
+fn is_behind(kinds: KindVersions, hello: &Hello) -> bool {
+    kinds.newest() < hello.source_version || kinds.older_kinds(hello.kind_versions).next().is_some()
+}
+
+/// Waits until this frontend is not behind a client any more. Returns whether that happened within the limit.
+async fn has_caught_up(
+    mut versions: watch::Receiver<KindVersions>,
+    hello: &Hello,
+    limit: Duration,
+) -> Result<bool, SessionEnd> {
+    let caught_up = versions.wait_for(|kinds| !is_behind(*kinds, hello));
+    match timeout(limit, caught_up).await {
+        Ok(Ok(_)) => Ok(true),
+        Ok(Err(_)) => Err(SessionEnd::Disconnected),
+        Err(_) => Ok(false),
+    }
 }
 
 /// Waits for `awaited`. The client must not send anything meanwhile.
-async fn before_welcome(
-    awaited: impl Future<Output = Result<(), SessionEnd>>,
+async fn before_welcome<T>(
+    awaited: impl Future<Output = Result<T, SessionEnd>>,
     input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
     output: &MessageSink,
-) -> Result<(), SessionEnd> {
+) -> Result<T, SessionEnd> {
     tokio::select! {
         result = awaited => result,
         () = output.closed() => Err(SessionEnd::Disconnected),
@@ -326,37 +425,43 @@ async fn until_drain(context: &FrontendContext, mut shutdown: Shutdown) {
     sleep(LISTENER_CLOSE_DELAY + context.config.drain_delay(streams).mul_f64(fastrand::f64())).await;
 }
 
-/// Asks the client to reconnect, and waits for it to end the stream. Messages of the client are discarded.
+/// Asks the client to reconnect, and waits for it to end the stream.
 ///
 /// # Errors
 /// When the client does not end the stream in time.
 async fn drain(
     context: &FrontendContext,
     reason: &'static str,
-    mut input: impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin,
-    mut output: MessageSink,
+    input: impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin,
+    output: MessageSink,
 ) -> Result<(), SessionError> {
     let grace = context.config.drain_grace;
-    // It has waited for its turn already.
-    let drain = OutgoingMessage::Plain(ServerMessage::Drain(Duration::ZERO));
-    let drained = async {
-        output.permit = None;
-        if output.send(drain).await.is_err() {
-            return;
-        }
-        loop {
-            tokio::select! {
-                () = output.closed() => return,
-                message = input.next() => {
-                    let Some(Ok(_)) = message else { return };
-                }
-            }
-        }
-    };
-    timeout(grace, drained).await.map_err(|_| {
+    timeout(grace, drained(input, output)).await.map_err(|_| {
         debug!("client did not end its stream in time");
         SessionError::Drained { reason, grace }
     })
+}
+
+/// Sends Drain, and returns when the client has ended the stream. Its messages are discarded.
+async fn drained(
+    mut input: impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin,
+    mut output: MessageSink,
+) {
+    output.permit = None;
+    // The delay is zero, because the stream has waited for its turn already.
+    let drain = OutgoingMessage::Plain(ServerMessage::Drain(Duration::ZERO));
+    if output.send(drain).await.is_err() {
+        return;
+    }
+
+    loop {
+        tokio::select! {
+            () = output.closed() => return,
+            message = input.next() => {
+                let Some(Ok(_)) = message else { return };
+            }
+        }
+    }
 }
 
 /// Varies an age by up to a fifth, so that streams which began together do not end together.

@@ -14,7 +14,7 @@ use proto::{
         ServicePortKey, SyncMode, Welcome,
     },
 };
-use runtime::{Rate, TokenBucket};
+use runtime::TokenBucket;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, error, info, warn};
 
@@ -25,13 +25,17 @@ use crate::{
     identity::Identity,
     log::{CHUNK_BYTES, NodeUpdate},
     object::ObjectName,
-    streams::{PartlyProgrammed, StreamGuard},
+    streams::{PartlyProgrammed, StreamGuard, StreamStatus},
 };
 
-use super::{MessageSink, OutgoingMessage, SessionEnd, SessionError, truncated::truncated_degraded};
+use super::{
+    MessageSink, OutgoingMessage, SessionEnd, SessionError,
+    digest_check::{DigestCheck, DigestMismatch, Remedy},
+    progress::ClientProgress,
+};
 
 /// The base of the first batch to a client that does not resume.
-const NO_REVISION: Revision = Revision(0);
+pub(super) const NO_REVISION: Revision = Revision(0);
 
 /// How often a client that is sent changes all the time is sent a bookmark if this frontend does not follow the API in
 /// some kind of objects: only bookmarks tell that.
@@ -47,12 +51,11 @@ const BATCH_BYTES: usize = 4 * CHUNK_BYTES;
 /// the client's fault.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often digest mismatches of one stream are repaired. More of them have a cause that a repair does not remove,
-/// such as an endpoint that comes and goes and that the backend ignores.
-const MISMATCH_RATE: Rate = Rate { burst: 6, every: Duration::from_secs(600) };
+/// The most texts about what does not work on a node that are kept, because the status of all nodes has them.
+const MAX_DEGRADED: usize = 8;
 
-/// The most commits and bookmarks whose revisions are kept until they are programmed. A node rarely lags more than one.
-const MAX_REVISIONS: usize = 64;
+/// The most bytes of one of these texts.
+const MAX_DEGRADED_BYTES: usize = 512;
 
 #[derive(Debug)]
 pub(super) struct Session<'a> {
@@ -65,56 +68,61 @@ pub(super) struct Session<'a> {
     /// Whether the token with which the stream started is unused: it covers the first snapshot or repair.
     has_initial_token: bool,
     ack_repeats: TokenBucket,
-    mismatches: TokenBucket,
     node: Arc<str>,
     /// The revision that the client is at, or will be at once it has applied what was sent.
     cursor: Revision,
     /// The last revision that was sent to the client. Lower than `cursor` while nothing changes for its node.
     sent: Revision,
-    /// The number of the last commit or bookmark that the client has acknowledged; 0: none.
-    acked: u64,
     awaiting: Awaiting,
-    /// Whether the client computes digests at all.
-    sends_digests: bool,
-    digest_trust: DigestTrust,
+    progress: ClientProgress,
+    digests: DigestCheck,
     /// When to send a bookmark if nothing else happens.
     pub(super) bookmark_at: Instant,
     /// When the client was last told whether this frontend follows the API, or need not be told because it does.
     freshness_told: Instant,
-    /// When the oldest change in the difference being sent was committed; `None` for anything but a difference.
+    /// When the oldest change that is not programmed yet was committed; `None` for anything but a difference.
     committed_at: Option<Instant>,
-    /// The number of the newest commit or bookmark that the client has programmed, according to its last Ack.
-    programmed: u64,
-    /// The revisions of the commits and bookmarks by number, from the newest one that is programmed on.
-    revisions: BTreeMap<u64, Revision>,
-    /// What it has programmed beyond that, according to its last Ack.
-    partly: PartlyProgrammed,
-    /// The Services that it cannot program, according to its last Ack, and since when.
+    /// The Services that the client cannot program, according to its last Ack, and since when.
     failing_services: Arc<BTreeMap<ObjectName, Instant>>,
-    /// Once the client has programmed the one with this number, it has had everything: the first that was sent on this
-    /// stream, or since a mismatch. `None`: none was sent, so that a mismatch that is not repaired keeps the node from
-    /// counting as programmed.
-    first: Option<u64>,
 }
 
 /// The answer that the client owes before anything else is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Awaiting {
     Nothing,
-    /// An Ack of the number after `acked`, with this digest.
+    /// An Ack of the next number, with this digest.
     Ack(Digest),
     Digests,
 }
 
-/// What has been tried since the digests last agreed.
+/// How a stream starts.
+enum Start<'a> {
+    /// With the changes since this revision, which the client has.
+    Resume(Revision, NodeUpdate),
+    /// With the buckets that differ from these digests of the client.
+    Repair(&'a DigestVector),
+    /// With everything.
+    Snapshot,
+}
+
+/// What an Ack is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DigestTrust {
-    Agreed,
-    Repaired,
-    /// A snapshot was sent. If digests still differ after it, the two sides compute them differently, and the stream
-    /// goes on without the check: sending snapshots over and over would be worse for the node.
-    Resent,
-    Disabled,
+enum AckKind {
+    /// The commit or bookmark in flight, after which this digest is expected.
+    Answer { expected: Digest },
+    /// The same commit or bookmark as the last Ack: more is programmed, or failures have changed.
+    Repeat,
+}
+
+/// What a client reports in an Ack besides its progress.
+#[derive(Clone, Debug, Default)]
+struct Reports {
+    /// The first failures, up to a size.
+    failures: Arc<[ServicePortFailure]>,
+    /// All Services that fail, also those whose failures are left out, because a pod waits for all of them.
+    failing_services: Arc<BTreeMap<ObjectName, Instant>>,
+    /// The first texts, up to a size.
+    degraded: Vec<String>,
 }
 
 impl<'a> Session<'a> {
@@ -126,27 +134,12 @@ impl<'a> Session<'a> {
         permit: StreamPermit,
         output: &'a mut MessageSink,
     ) -> Result<Self, SessionEnd> {
-        let node = hello.node.clone();
-        let epoch = context.cluster.epoch;
-        let resume = hello.resume.filter(|(of, _)| *of == epoch);
-        let resumed = resume.and_then(|(_, from)| {
-            let since = context.cluster.log().commits_since(&node, from)?;
-            Some((from, since.difference(&node)?))
-        });
-        let (mode, base) = match (&resumed, &hello.digests) {
-            (Some((from, _)), _) => (SyncMode::Resume, *from),
-            (None, Some(_)) => (SyncMode::Repair, NO_REVISION),
-            (None, None) => (SyncMode::Snapshot, NO_REVISION),
-        };
+        let start = Start::of(&context, &hello);
+        let mode = start.mode();
         let status = context.streams.register(&hello, mode);
-        context.metrics.started(mode);
-        if let Some(start) = BackendStart::of(&hello).filter(|_| context.streams.has_node(&node)) {
-            context.events.report(EventReport::Started(start));
-        }
-        info!(backend = hello.backend, version = hello.backend_version, ?mode, "stream started");
-        if hello.role == Role::Backend && context.streams.lacks_node(&node) {
-            warn!("there is no Node object of this name: check --node-name of the backend, and whether it was deleted");
-        }
+        report_start(&context, &hello, mode);
+
+        let base = start.base();
         let mut session = Self {
             output,
             context,
@@ -155,40 +148,44 @@ impl<'a> Session<'a> {
             counted_as: identity.counted_as(&hello.node),
             has_initial_token: true,
             ack_repeats: TokenBucket::full(Instant::now()),
-            mismatches: TokenBucket::full(Instant::now()),
-            node,
+            node: hello.node.clone(),
             cursor: base,
             sent: base,
-            acked: 0,
             awaiting: Awaiting::Nothing,
-            sends_digests: hello.digests.is_some(),
-            digest_trust: DigestTrust::Agreed,
+            progress: ClientProgress::default(),
+            digests: DigestCheck::new(hello.digests.is_some()),
             bookmark_at: Instant::now(),
             freshness_told: Instant::now(),
             committed_at: None,
-            programmed: 0,
-            revisions: BTreeMap::new(),
-            partly: PartlyProgrammed::default(),
             failing_services: Arc::default(),
-            first: None,
         };
-        let kind_versions = *session.context.cluster.kind_versions().borrow();
-        let is_outdated = session.context.freshness.is_outdated();
-        let welcome = Welcome { epoch, mode, source_version: kind_versions.newest(), kind_versions, is_outdated };
-        session.output.send(OutgoingMessage::Plain(ServerMessage::Welcome(welcome))).await?;
-        match (resumed, hello.digests) {
+
+        session.send_welcome(mode).await?;
+        match start {
             // Confirms that the client is up to date. The digest in its Ack is checked.
-            (Some((_, update)), _) if update.chunks.is_empty() => {
+            Start::Resume(_, update) if update.chunks.is_empty() => {
                 session.send_bookmark(update.target, update.digest).await?;
             }
-            (Some((_, update)), _) => {
+            Start::Resume(_, update) => {
                 session.set_pending(update.committed_at.unwrap_or_else(Instant::now));
                 session.send(update).await?;
             }
-            (None, Some(digests)) => session.repair(&digests).await?,
-            (None, None) => session.send_snapshot().await?,
+            Start::Repair(digests) => session.repair(digests).await?,
+            Start::Snapshot => session.send_snapshot().await?,
         }
         Ok(session)
+    }
+
+    async fn send_welcome(&mut self, mode: SyncMode) -> Result<(), SessionEnd> {
+        let kind_versions = *self.context.cluster.kind_versions().borrow();
+        let welcome = Welcome {
+            epoch: self.context.cluster.epoch,
+            mode,
+            source_version: kind_versions.newest(),
+            kind_versions,
+            is_outdated: self.context.freshness.is_outdated(),
+        };
+        self.output.send(OutgoingMessage::Plain(ServerMessage::Welcome(welcome))).await
     }
 
     /// Whether the client owes no answer.
@@ -201,6 +198,7 @@ impl<'a> Session<'a> {
         if !self.is_idle() {
             return Ok(());
         }
+
         let since = {
             let log = self.context.cluster.log();
             if log.revision() == self.cursor {
@@ -208,16 +206,16 @@ impl<'a> Session<'a> {
             }
             log.commits_since(&self.node, self.cursor)
         };
+
         match since.and_then(|since| since.difference(&self.node)) {
             Some(update) if update.chunks.is_empty() => {
                 self.cursor = update.target;
-                if self.programmed == self.acked {
-                    self.set_programmed();
+                if self.progress.is_complete() {
+                    self.set_everything_programmed();
                 }
                 Ok(())
             }
             Some(update) => {
-                // The oldest of those that are not programmed.
                 self.committed_at = self.committed_at.or(update.committed_at);
                 self.set_pending(update.committed_at.unwrap_or_else(Instant::now));
                 self.send(update).await
@@ -246,86 +244,92 @@ impl<'a> Session<'a> {
         match message {
             ClientMessage::Hello(_) => Err(SessionError::SecondHello.into()),
             ClientMessage::Ack(ack) => self.on_ack(ack).await,
-            ClientMessage::DigestResponse(_, digests) if self.awaiting == Awaiting::Digests => {
-                self.status.update(|status| status.unanswered_since = Some(Instant::now()));
-                self.repair(&digests).await
-            }
-            ClientMessage::DigestResponse(..) => Err(SessionError::UnexpectedDigests.into()),
+            ClientMessage::DigestResponse(_, digests) => self.on_digests(&digests).await,
         }
     }
 
-    async fn on_ack(&mut self, ack: Ack) -> Result<(), SessionEnd> {
-        let Ack { received_number, programmed_number, digest, apply_time, mut failures, degraded, .. } = ack;
-        let answered = match self.awaiting {
-            Awaiting::Ack(expected) if received_number == self.acked + 1 => Some(expected),
-            _ if received_number == self.acked => {
-                self.count_repeat(programmed_number)?;
-                None
-            }
-            _ => return Err(SessionError::UnexpectedAck { number: received_number, acked: self.acked }.into()),
-        };
+    async fn on_digests(&mut self, digests: &DigestVector) -> Result<(), SessionEnd> {
+        if self.awaiting != Awaiting::Digests {
+            return Err(SessionError::UnexpectedDigests.into());
+        }
+        self.status.update(|status| status.unanswered_since = Some(Instant::now()));
+        self.repair(digests).await
+    }
 
-        self.programmed = programmed_number;
-        self.partly.unfinished_namespaces = ack.unfinished_namespaces;
-        if answered.is_some() {
-            self.acked = received_number;
-            self.partly.revision = self.sent;
+    async fn on_ack(&mut self, ack: Ack) -> Result<(), SessionEnd> {
+        let Ack { received_number, programmed_number, digest, apply_time, failures, degraded, unfinished_namespaces } =
+            ack;
+        let kind = self.classify_ack(received_number)?;
+        let is_answer = kind != AckKind::Repeat;
+        if !is_answer {
+            self.count_repeat(programmed_number)?;
         }
 
-        // The lock of all streams is held only to exchange the failures. A pod waits for all Services that fail, also
-        // for those that the list has no room for.
-        self.failing_services = Arc::new(failing_services(&failures, &self.failing_services));
-        let failing_services = self.failing_services.clone();
-        failures.truncate(Ack::first_failures(&failures).len());
-        let failures = Arc::<[_]>::from(failures);
-        let degraded = truncated_degraded(degraded);
-        let acked = self.partly.revision;
-        let (previous, degraded_before, _) = self.status.update(|status| {
-            if answered.is_some() {
+        self.progress.programmed(programmed_number, unfinished_namespaces);
+        if is_answer {
+            self.progress.acknowledged(self.sent);
+        }
+        self.digests.is_supported |= digest.is_some();
+
+        let reports = Reports::new(failures, degraded, &self.failing_services);
+        self.failing_services = reports.failing_services.clone();
+        let new_reports = reports.clone();
+        let acked = self.progress.acked_revision();
+        let previous = self.status.update(|status| {
+            if is_answer {
                 status.unanswered_since = None;
             }
             status.acked = acked;
             status.apply_time = apply_time;
-            let previous = mem::replace(&mut status.failures, failures.clone());
-            let degraded_before = mem::replace(&mut status.degraded, degraded.clone());
-            (previous, degraded_before, mem::replace(&mut status.failing_services, failing_services))
+            new_reports.replace_in(status)
         });
-        self.report_new_failures(&previous, &failures);
-        let is_new = |text: &String| !degraded_before.contains(text);
-        if let Some(text) = degraded.into_iter().find(is_new).filter(|_| self.context.streams.has_node(&self.node)) {
-            self.context.events.report(EventReport::Degraded(self.node.clone(), text));
+        self.report_new_failures(&previous.failures, &reports.failures);
+        self.report_degraded(&previous.degraded, reports.degraded);
+
+        match kind {
+            AckKind::Answer { expected } => self.on_answer(digest, expected).await,
+            AckKind::Repeat => {
+                self.set_programmed();
+                Ok(())
+            }
         }
-        self.sends_digests |= digest.is_some();
-        if let Some(expected) = answered {
-            return self.accept_ack(digest, expected).await;
+    }
+
+    fn classify_ack(&self, number: u64) -> Result<AckKind, SessionError> {
+        if let Awaiting::Ack(expected) = self.awaiting
+            && number == self.progress.next_number()
+        {
+            return Ok(AckKind::Answer { expected });
         }
-        self.set_programmed();
-        Ok(())
+
+        let acked = self.progress.acked();
+        if number == acked {
+            return Ok(AckKind::Repeat);
+        }
+        Err(SessionError::UnexpectedAck { number, acked })
     }
 
     /// Limits how often the client sends its last Ack again, when more is programmed or other failures are to be
     /// reported. The one that says that everything is programmed does not count: there is one for each commit at most.
     fn count_repeat(&mut self, programmed_number: u64) -> Result<(), SessionError> {
-        if programmed_number == self.acked && self.programmed < self.acked {
+        if self.progress.is_completed_by(programmed_number) {
             return Ok(());
         }
         let rate = self.context.config.repeated_acks;
         self.ack_repeats.take(rate, Instant::now()).map_err(|_| SessionError::TooManyRepeats(rate))
     }
 
-    /// The client has acknowledged what was in flight.
-    async fn accept_ack(&mut self, digest: Option<Digest>, expected: Digest) -> Result<(), SessionEnd> {
+    /// The client has acknowledged the commit or bookmark in flight.
+    async fn on_answer(&mut self, digest: Option<Digest>, expected: Digest) -> Result<(), SessionEnd> {
         self.awaiting = Awaiting::Nothing;
         self.output.permit = None;
         self.status.clear_error();
-        match digest {
-            Some(digest) if digest == expected => self.digest_trust = DigestTrust::Agreed,
-            Some(digest) if self.digest_trust != DigestTrust::Disabled => {
-                return self.on_mismatch(digest, expected).await;
-            }
-            _ => {}
+
+        if let Err(mismatch) = self.digests.check(digest, expected) {
+            return self.on_mismatch(mismatch).await;
         }
         self.set_programmed();
+
         if self.freshness_told.elapsed() >= FRESHNESS_INTERVAL {
             self.freshness_told = Instant::now();
             if self.context.freshness.is_outdated() {
@@ -343,6 +347,7 @@ impl<'a> Session<'a> {
         if previous == failures {
             return;
         }
+
         let previous: BTreeSet<_> = previous.iter().map(identity).collect();
         let new = failures.iter().filter(|failure| !previous.contains(&identity(failure)));
         let mut new: Vec<_> = new.take(MAX_FAILURES_OF_NODE).collect();
@@ -351,19 +356,66 @@ impl<'a> Session<'a> {
             let log = self.context.cluster.log();
             new.retain(|failure| log.view(&failure.key).is_some());
         }
+
         for failure in new {
             self.context.events.report(EventReport::Failed(self.node.clone(), failure.clone()));
         }
     }
 
-    async fn on_mismatch(&mut self, digest: Digest, expected: Digest) -> Result<(), SessionEnd> {
-        let (digest, expected) = (digest.0, expected.0);
+    /// Creates a Kubernetes Event for the first text that was not in the previous Ack.
+    fn report_degraded(&self, previous: &[String], degraded: Vec<String>) {
+        let Some(text) = degraded.into_iter().find(|text| !previous.contains(text)) else { return };
+        if self.context.streams.has_node(&self.node) {
+            self.context.events.report(EventReport::Degraded(self.node.clone(), text));
+        }
+    }
+
+    async fn on_mismatch(&mut self, mismatch: DigestMismatch) -> Result<(), SessionEnd> {
+        self.report_mismatch(mismatch);
+        self.progress.distrust();
+
+        match mismatch.remedy {
+            Remedy::Nothing => {
+                // The client owes no answer.
+                self.status.update(|status| {
+                    status.pending_since.get_or_insert_with(Instant::now);
+                });
+                Ok(())
+            }
+            Remedy::Compare => {
+                self.set_pending(Instant::now());
+                self.compare().await
+            }
+            Remedy::Snapshot => {
+                self.set_pending(Instant::now());
+                self.send_snapshot().await
+            }
+            Remedy::StopChecking => {
+                self.set_pending(Instant::now());
+                // The snapshot counts, as digests do not any more.
+                self.progress.trust_acked();
+                self.set_programmed();
+                Ok(())
+            }
+        }
+    }
+
+    /// Logs and counts a mismatch, and shows in the status that the state of the node is wrong.
+    fn report_mismatch(&self, mismatch: DigestMismatch) {
         let revision = self.sent;
-        let is_repaired = self.mismatches.take(MISMATCH_RATE, Instant::now()).is_ok();
-        let count = self.context.count_mismatch(&self.counted_as, self.digest_trust == DigestTrust::Resent);
-        match count {
+        let digest = mismatch.digest.0;
+        let expected = mismatch.expected.0;
+        let is_repaired = mismatch.remedy != Remedy::Nothing;
+        match self.context.count_mismatch(&self.counted_as, mismatch.is_after_snapshot) {
             Some(count) if is_repaired => {
                 warn!(%revision, digest, expected, count, "digest mismatch, the state of the node is wrong");
+                if mismatch.remedy == Remedy::StopChecking {
+                    error!(
+                        count,
+                        "digest mismatch right after a snapshot: client and frontend compute digests differently, \
+                         no longer checking them on this stream; compare their versions"
+                    );
+                }
             }
             Some(count) => error!(
                 %revision, digest, expected, count,
@@ -372,6 +424,7 @@ impl<'a> Session<'a> {
             ),
             None => debug!(%revision, digest, expected, is_repaired, "digest mismatch, the state of the node is wrong"),
         }
+
         self.context.metrics.mismatches.inc();
         self.status.update(|status| {
             status.repairs += 1;
@@ -379,44 +432,11 @@ impl<'a> Session<'a> {
             status.partly = PartlyProgrammed::default();
         });
         self.status.differed();
-        self.first = None;
-        if !is_repaired {
-            // The client owes no answer.
-            self.status.update(|status| {
-                status.pending_since.get_or_insert_with(Instant::now);
-            });
-            return Ok(());
-        }
-        self.set_pending(Instant::now());
-        match self.digest_trust {
-            DigestTrust::Agreed => {
-                self.digest_trust = DigestTrust::Repaired;
-                self.compare().await
-            }
-            DigestTrust::Repaired => {
-                self.digest_trust = DigestTrust::Resent;
-                self.send_snapshot().await
-            }
-            DigestTrust::Resent | DigestTrust::Disabled => {
-                if let Some(count) = count {
-                    error!(
-                        count,
-                        "digest mismatch right after a snapshot: client and frontend compute digests differently, \
-                         no longer checking them on this stream; compare their versions"
-                    );
-                }
-                self.digest_trust = DigestTrust::Disabled;
-                // The snapshot counts, as digests do not any more.
-                self.first = Some(self.acked);
-                self.set_programmed();
-                Ok(())
-            }
-        }
     }
 
     /// Requests the client's digests; sends a snapshot to a client that computes none.
     async fn compare(&mut self) -> Result<(), SessionEnd> {
-        if !self.sends_digests {
+        if !self.digests.is_supported {
             return self.send_snapshot().await;
         }
         self.awaiting = Awaiting::Digests;
@@ -427,14 +447,10 @@ impl<'a> Session<'a> {
     /// Sends the buckets that differ. When none does, the client does not have to wait for a rebuild permit.
     async fn repair(&mut self, digests: &DigestVector) -> Result<(), SessionEnd> {
         self.acquire_sync().await?;
-        let empty = {
-            let mut log = self.context.cluster.log();
-            let agrees = log.digests(&self.node).differing(digests).next().is_none();
-            agrees.then(|| log.rebuild(&self.node, BTreeSet::new()))
-        };
-        if let Some(update) = empty {
+        if let Some(update) = self.empty_repair(digests) {
             return self.send_rebuild(update).await;
         }
+
         self.acquire_rebuild_permit().await?;
         let (buckets, update) = {
             let mut log = self.context.cluster.log();
@@ -443,6 +459,15 @@ impl<'a> Session<'a> {
         };
         info!(buckets, revision = %update.target, "sending a repair");
         self.send_rebuild(update).await
+    }
+
+    /// The repair of a client whose digests agree; `None` if some differ.
+    fn empty_repair(&self, digests: &DigestVector) -> Option<NodeUpdate> {
+        let mut log = self.context.cluster.log();
+        if log.digests(&self.node).differing(digests).next().is_some() {
+            return None;
+        }
+        Some(log.rebuild(&self.node, BTreeSet::new()))
     }
 
     async fn send_snapshot(&mut self) -> Result<(), SessionEnd> {
@@ -480,7 +505,9 @@ impl<'a> Session<'a> {
         let base = self.sent;
         let NodeUpdate { target, chunks, oldest_trigger, committed_at: _, digest, kind_versions } = update;
         let part = Batch { base, target, oldest_trigger, ..Batch::default() };
-        let (mut pending, mut size) = (Vec::new(), 0);
+
+        let mut pending = Vec::new();
+        let mut size = 0;
         for chunk in chunks {
             if size + chunk.size() > BATCH_BYTES && !pending.is_empty() {
                 let chunks = mem::take(&mut pending);
@@ -490,8 +517,10 @@ impl<'a> Session<'a> {
             size += chunk.size();
             pending.push(chunk);
         }
+
         let header = Batch { commit: true, source_version: kind_versions.newest(), kind_versions, ..part };
         self.output.send(OutgoingMessage::Batch { header, chunks: pending }).await?;
+
         // Messages in transit take memory, too.
         if let Some(permit) = &mut self.output.permit {
             permit.expires_at = permit.expires_at.min(Instant::now() + DELIVERY_TIMEOUT);
@@ -510,30 +539,36 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Records what the node has programmed: if everything that it was sent, what concerns it up to the cursor.
+    /// Records in the status what the node has programmed.
     fn set_programmed(&mut self) {
-        let known = self.revisions.range(..=self.programmed).next_back();
-        let (number, programmed) = known.map_or((0, NO_REVISION), |(number, revision)| (*number, *revision));
-        self.revisions.retain(|kept, _| *kept >= number);
-        if self.programmed == self.acked && self.is_idle() && self.first.is_some() {
-            if let Some(committed_at) = self.committed_at.take() {
-                self.context.metrics.acks.observe(committed_at.elapsed().as_secs_f64());
-            }
-            let cursor = self.cursor;
-            return self.status.update(|status| {
-                (status.programmed, status.pending_since) = (cursor, None);
-                status.partly = PartlyProgrammed::default();
-            });
+        let programmed = self.progress.programmed_revision();
+        if self.is_idle() && self.progress.is_complete() {
+            return self.set_everything_programmed();
         }
+
         let since = self.context.cluster.log().changed_since(programmed);
-        let had_everything = self.first.is_some_and(|first| self.programmed >= first);
-        let partly = self.first.filter(|first| self.acked >= *first).map(|_| self.partly.clone());
+        let had_everything = self.progress.had_everything();
+        let partly = self.progress.partly_programmed();
         self.status.update(|status| {
-            status.partly = partly.unwrap_or_default();
+            status.partly = partly;
             if had_everything && programmed > status.programmed {
                 status.programmed = programmed;
                 status.pending_since = since.or(status.pending_since);
             }
+        });
+    }
+
+    /// Records in the status that the node has programmed everything that it was sent: nothing that concerns it is
+    /// missing up to the cursor.
+    fn set_everything_programmed(&mut self) {
+        if let Some(committed_at) = self.committed_at.take() {
+            self.context.metrics.acks.observe(committed_at.elapsed().as_secs_f64());
+        }
+        let cursor = self.cursor;
+        self.status.update(|status| {
+            status.programmed = cursor;
+            status.pending_since = None;
+            status.partly = PartlyProgrammed::default();
         });
     }
 
@@ -548,16 +583,96 @@ impl<'a> Session<'a> {
     fn await_ack(&mut self, revision: Revision, digest: Digest) {
         self.cursor = revision;
         self.sent = revision;
-        let number = self.acked + 1;
-        if self.revisions.len() == MAX_REVISIONS {
-            // The node counts as having less, until it has programmed the new one.
-            self.revisions.pop_last();
-        }
-        self.revisions.insert(number, revision);
-        self.first.get_or_insert(number);
+        self.progress.sent(revision);
         self.awaiting = Awaiting::Ack(digest);
         self.bookmark_at = Instant::now() + self.context.config.bookmark_interval;
     }
+}
+
+impl<'a> Start<'a> {
+    fn of(context: &FrontendContext, hello: &'a Hello) -> Self {
+        if let Some((from, update)) = resume(context, hello) {
+            return Self::Resume(from, update);
+        }
+        match &hello.digests {
+            Some(digests) => Self::Repair(digests),
+            None => Self::Snapshot,
+        }
+    }
+
+    fn mode(&self) -> SyncMode {
+        match self {
+            Self::Resume(..) => SyncMode::Resume,
+            Self::Repair(_) => SyncMode::Repair,
+            Self::Snapshot => SyncMode::Snapshot,
+        }
+    }
+
+    /// The revision of the client.
+    fn base(&self) -> Revision {
+        match self {
+            Self::Resume(from, _) => *from,
+            Self::Repair(_) | Self::Snapshot => NO_REVISION,
+        }
+    }
+}
+
+/// The revision of a client and the changes since. `None` if it has none of this epoch, or the history does not reach
+/// back to it.
+fn resume(context: &FrontendContext, hello: &Hello) -> Option<(Revision, NodeUpdate)> {
+    let (epoch, from) = hello.resume?;
+    if epoch != context.cluster.epoch {
+        return None;
+    }
+    let since = context.cluster.log().commits_since(&hello.node, from)?;
+    Some((from, since.difference(&hello.node)?))
+}
+
+/// Counts and logs the start of a stream, and creates a Kubernetes Event for that of a backend.
+fn report_start(context: &FrontendContext, hello: &Hello, mode: SyncMode) {
+    context.metrics.started(mode);
+    if let Some(start) = BackendStart::of(hello)
+        && context.streams.has_node(&hello.node)
+    {
+        context.events.report(EventReport::Started(start));
+    }
+
+    info!(backend = hello.backend, version = hello.backend_version, ?mode, "stream started");
+    if hello.role == Role::Backend && context.streams.lacks_node(&hello.node) {
+        warn!("there is no Node object of this name: check --node-name of the backend, and whether it was deleted");
+    }
+}
+
+impl Reports {
+    /// `failing_before`: the Services that failed as of the last Ack.
+    fn new(
+        mut failures: Vec<ServicePortFailure>,
+        degraded: Vec<String>,
+        failing_before: &BTreeMap<ObjectName, Instant>,
+    ) -> Self {
+        let failing_services = Arc::new(failing_services(&failures, failing_before));
+        failures.truncate(Ack::first_failures(&failures).len());
+        Self { failures: failures.into(), failing_services, degraded: truncated_degraded(degraded) }
+    }
+
+    /// Replaces the reports in the status, and returns those that it had. The lock of all streams is held only for
+    /// that.
+    fn replace_in(self, status: &mut StreamStatus) -> Self {
+        Self {
+            failures: mem::replace(&mut status.failures, self.failures),
+            failing_services: mem::replace(&mut status.failing_services, self.failing_services),
+            degraded: mem::replace(&mut status.degraded, self.degraded),
+        }
+    }
+}
+
+/// The first texts, and the first bytes of each.
+fn truncated_degraded(mut texts: Vec<String>) -> Vec<String> {
+    texts.truncate(MAX_DEGRADED);
+    for text in &mut texts {
+        text.truncate(text.floor_char_boundary(MAX_DEGRADED_BYTES));
+    }
+    texts
 }
 
 /// The Services of which a port is not in the kernel, and since when. `before`: the same as of the last Ack.
