@@ -76,46 +76,31 @@ pub(crate) fn view(
     endpoints: &ServiceEndpoints<'_>,
 ) -> ServicePortView {
     let merged = merge(&port.key, endpoints);
-    let EndpointDecisions { any_endpoints, cluster: selected, local: used } =
-        EndpointDecisions::of(service, &port, endpoints, &merged);
-    port.any_endpoints = any_endpoints;
-    let local = PerFamily::from_fn(|family| {
-        let pools = used[family].iter().map(|(node, used)| (node.clone(), local_pool(used)));
-        Scoped { nodes: pools.collect(), ..Scoped::default() }
-    });
-    let cluster =
-        PerFamily::from_fn(|family| selected[family].as_ref().map(ClusterSelection::pools).unwrap_or_default());
+    let decisions = EndpointDecisions::of(service, &port, endpoints, &merged);
+    port.any_endpoints = decisions.any_endpoints;
+
+    let cluster = decisions.cluster.map(|_, selected| selected.map(|selected| selected.pools()).unwrap_or_default());
+    let local = decisions.local.map(|_, used| local_pools(used));
+    let mut view = ServicePortView { cluster, local, ..ServicePortView::without_endpoints(port) };
+
     let resets = service.connection_resets.unwrap_or_default();
-    let in_family = |family| merged.iter().filter(move |merged| merged.family() == family);
-    let of_family = |family: IpFamily| {
-        let is_served = service.cluster_ips[family].is_some();
-        let everywhere = |default: Pool| Scoped { default, ..Scoped::default() };
-        match (port.key.protocol, resets) {
-            (Protocol::Udp, _) if is_served => {
-                let serving = in_family(family).filter(|merged| merged.endpoint.serving);
-                let established = match selected[family] {
-                    Some(_) => everywhere(unused_of_cluster(serving, &cluster[family])),
-                    None => {
-                        Scoped { nodes: unused_by_node(serving, endpoints, &local[family].nodes), ..Scoped::default() }
-                    }
-                };
-                (established, Scoped::default())
-            }
-            // With a subset of the endpoints, others exist.
-            (Protocol::Tcp, ConnectionResets::Removed) if is_served && !endpoints.is_subset() => {
-                let others = everywhere(iter::once(Endpoint::any_other(family)).collect());
-                let kept = in_family(family).filter(|merged| !is_on_missing_node(merged, endpoints));
-                (everywhere(unused_of_cluster(kept, &cluster[family])), others)
-            }
-            (Protocol::Tcp, ConnectionResets::NodeGone | ConnectionResets::Removed) if is_served => {
-                let gone = in_family(family).filter(|merged| is_on_missing_node(merged, endpoints));
-                (Scoped::default(), everywhere(gone.map(|merged| merged.to_endpoint(false)).collect()))
-            }
-            _ => Default::default(),
+    for family in IpFamily::ALL {
+        if service.cluster_ips[family].is_some() {
+            let of_family = merged.iter().filter(|merged| merged.family() == family);
+            view.set_flow_pools(family, resets, endpoints, of_family);
         }
-    };
-    let (established, gone) = PerFamily::from_fn(of_family).unzip();
-    ServicePortView { port, cluster, local, established, gone }
+    }
+    view
+}
+
+/// Whether any traffic uses policy Cluster. Traffic of pods and of the node to external VIPs does, whatever the
+/// external policy is.
+fn uses_cluster(port: &ServicePort) -> bool {
+    port.internal_policy == TrafficPolicy::Cluster || port.externally_accessible()
+}
+
+fn local_pools(used: BTreeMap<Arc<str>, UsedEndpoints<'_>>) -> Scoped<Pool> {
+    Scoped::by_node(used.into_iter().map(|(node, used)| (node, local_pool(&used))).collect())
 }
 
 /// Which endpoints of a service port are used where.
@@ -137,12 +122,12 @@ impl<'a> EndpointDecisions<'a> {
         merged: &[MergedEndpoint<'a>],
     ) -> Self {
         let mut decisions = Self::default();
-        // Traffic of pods and of the node uses policy Cluster, whatever the external policy is.
-        let uses_cluster = port.internal_policy == TrafficPolicy::Cluster || port.externally_accessible();
+        let uses_cluster = uses_cluster(port);
         for family in IpFamily::ALL {
             if service.cluster_ips[family].is_none() {
                 continue;
             }
+
             let endpoints: Vec<_> = merged.iter().filter(|merged| merged.family() == family).copied().collect();
             let can_serve = |merged: &MergedEndpoint<'_>| merged.usability() != Usability::Unused;
             decisions.any_endpoints[family] = endpoints.iter().any(can_serve);
@@ -156,6 +141,11 @@ impl<'a> EndpointDecisions<'a> {
 }
 
 impl<T> Scoped<T> {
+    /// The same value for every node.
+    fn everywhere(default: T) -> Self {
+        Self { default, zones: BTreeMap::new(), nodes: BTreeMap::new() }
+    }
+
     /// The value for a node in a zone.
     pub(crate) fn resolve(&self, node: &str, zone: &str) -> &T {
         self.nodes.get(node).unwrap_or_else(|| self.in_zone(zone))
@@ -172,23 +162,71 @@ impl<T> Scoped<T> {
     }
 }
 
+impl<T: Default> Scoped<T> {
+    /// A value for each of these nodes, and the default for all others.
+    fn by_node(nodes: BTreeMap<Arc<str>, T>) -> Self {
+        Self { nodes, ..Self::default() }
+    }
+}
+
 impl ServicePortView {
     pub(crate) fn without_endpoints(port: ServicePort) -> Self {
-        let (cluster, local, established, gone) = Default::default();
-        Self { port, cluster, local, established, gone }
+        Self {
+            port,
+            cluster: PerFamily::default(),
+            local: PerFamily::default(),
+            established: PerFamily::default(),
+            gone: PerFamily::default(),
+        }
+    }
+
+    /// Decides what established flows of an IP family may keep, and whose TCP connections are reset. `merged`: all
+    /// endpoints of the family.
+    fn set_flow_pools<'m, 'a: 'm>(
+        &mut self,
+        family: IpFamily,
+        resets: ConnectionResets,
+        endpoints: &ServiceEndpoints<'_>,
+        merged: impl Iterator<Item = &'m MergedEndpoint<'a>>,
+    ) {
+        let cluster = &self.cluster[family];
+        match self.port.key.protocol {
+            Protocol::Udp => {
+                let serving = merged.filter(|merged| merged.endpoint.serving);
+                self.established[family] = if uses_cluster(&self.port) {
+                    Scoped::everywhere(unused_of_cluster(serving, cluster))
+                } else {
+                    Scoped::by_node(unused_by_node(serving, endpoints, &self.local[family].nodes))
+                };
+            }
+            // With a subset of the endpoints, others exist, so that only the Nodes tell which are gone.
+            Protocol::Tcp if resets == ConnectionResets::Removed && !endpoints.is_subset() => {
+                let kept = merged.filter(|merged| !is_on_missing_node(merged, endpoints));
+                self.established[family] = Scoped::everywhere(unused_of_cluster(kept, cluster));
+                self.gone[family] = Scoped::everywhere(iter::once(Endpoint::any_other(family)).collect());
+            }
+            Protocol::Tcp if resets >= ConnectionResets::NodeGone => {
+                let gone = merged.filter(|merged| is_on_missing_node(merged, endpoints));
+                self.gone[family] = Scoped::everywhere(gone.map(|merged| merged.to_endpoint(false)).collect());
+            }
+            Protocol::Tcp | Protocol::Sctp => {}
+        }
     }
 
     /// Whether any node may send new connections to an endpoint with this address. The pools of policy Local, which all
     /// nodes have, count only where that policy applies.
     pub(crate) fn may_use(&self, address: IpAddr) -> bool {
-        let ServicePort { internal_policy, external_policy, .. } = self.port;
         let family = IpFamily::of(&address);
         let Scoped { default, zones, nodes } = &self.cluster[family];
-        let cluster = iter::once(default).chain(zones.values()).chain(nodes.values());
+        let mut cluster = iter::once(default).chain(zones.values()).chain(nodes.values());
+        if cluster.any(|pool| pool.has_address(address)) {
+            return true;
+        }
+
+        let ServicePort { internal_policy, external_policy, .. } = self.port;
         let is_local = internal_policy == TrafficPolicy::Local
             || (external_policy == TrafficPolicy::Local && self.port.externally_accessible());
-        let local = self.local[family].nodes.values().filter(|_| is_local);
-        cluster.chain(local).any(|pool| pool.has_address(address))
+        is_local && self.local[family].nodes.values().any(|pool| pool.has_address(address))
     }
 
     /// All pools, by class and family.

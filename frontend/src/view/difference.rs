@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
-use proto::model::{IpFamily, Pool, ServicePort, TrafficPolicy};
+use proto::model::{Endpoint, IpFamily, Pool, ServicePort, TrafficPolicy};
 
 use super::ServicePortView;
 
@@ -37,7 +37,8 @@ pub(crate) fn describe(before: Option<&ServicePortView>, after: Option<&ServiceP
 
 /// The VIPs that are added and removed, and the other changed fields with their values.
 fn of_port(before: &ServicePort, after: &ServicePort) -> Vec<String> {
-    let (had, has) = (vips(before), vips(after));
+    let had = vips(before);
+    let has = vips(after);
     let changed_vips = signed(has.difference(&had), had.difference(&has)).map(|changed| format!("VIPs {changed}"));
     changed_vips.into_iter().chain(fields(before, after)).collect()
 }
@@ -72,7 +73,10 @@ fn fields(before: &ServicePort, after: &ServicePort) -> impl Iterator<Item = Str
 }
 
 fn changed<T: PartialEq>(field: &str, before: T, after: T, text: impl Fn(T) -> String) -> Option<String> {
-    (before != after).then(|| format!("{field} {} -> {}", text(before), text(after)))
+    if before == after {
+        return None;
+    }
+    Some(format!("{field} {} -> {}", text(before), text(after)))
 }
 
 fn optional<T: ToString>(value: Option<T>) -> String {
@@ -81,32 +85,49 @@ fn optional<T: ToString>(value: Option<T>) -> String {
 
 /// The endpoints that are used in addition, or no longer: everywhere, or else by policy Local.
 fn endpoints(before: &ServicePortView, after: &ServicePortView) -> Option<String> {
-    let local = |view: &ServicePortView| -> Pool {
-        let pools = view.local.iter().flat_map(|(_, pools)| pools.nodes.values());
-        pools.flat_map(|pool| pool.iter().copied()).collect()
-    };
-    let (mut added, mut removed) = (Vec::new(), Vec::new());
-    let mut compare = |before: &Pool, after: &Pool| {
-        let (add, remove) = before.diff(after);
-        // Others only have another flag.
-        added.extend(add.into_iter().filter(|endpoint| !before.contains(endpoint)));
-        removed.extend(remove);
-        !added.is_empty() || !removed.is_empty()
-    };
-    let mut differs = false;
+    let mut changes = EndpointChanges::default();
     for family in IpFamily::ALL {
-        differs |= compare(&before.cluster[family].default, &after.cluster[family].default);
+        changes.compare(&before.cluster[family].default, &after.cluster[family].default);
     }
-    if !differs && before.local != after.local {
-        compare(&local(before), &local(after));
+    let differs_everywhere = !changes.is_empty();
+    if !differs_everywhere && before.local != after.local {
+        changes.compare(&local_endpoints(before), &local_endpoints(after));
     }
-    let changed = signed(added.iter(), removed.iter())?;
-    // Those that are used everywhere, if these are compared: policy Local may use others, which terminate.
-    let count = |view: &ServicePortView| match differs {
-        true => IpFamily::ALL.into_iter().map(|family| view.cluster[family].default.len()).sum::<usize>(),
-        false => view.endpoints(),
-    };
+    let changed = signed(changes.added.iter(), changes.removed.iter())?;
+
+    // The endpoints that are used everywhere, if these are compared: policy Local may use others, which terminate.
+    let count = if differs_everywhere { endpoints_everywhere } else { ServicePortView::endpoints };
     Some(format!("endpoints {} -> {}: {changed}", count(before), count(after)))
+}
+
+/// Endpoints that are in one of two pools only.
+#[derive(Default)]
+struct EndpointChanges {
+    added: Vec<Endpoint>,
+    removed: Vec<Endpoint>,
+}
+
+impl EndpointChanges {
+    fn compare(&mut self, before: &Pool, after: &Pool) {
+        let (add, remove) = before.diff(after);
+        // An endpoint that both pools have only has another flag.
+        self.added.extend(add.into_iter().filter(|endpoint| !before.contains(endpoint)));
+        self.removed.extend(remove);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.added.is_empty() && self.removed.is_empty()
+    }
+}
+
+/// The endpoints of all local pools.
+fn local_endpoints(view: &ServicePortView) -> Pool {
+    let pools = view.local.iter().flat_map(|(_, pools)| pools.nodes.values());
+    pools.flat_map(|pool| pool.iter().copied()).collect()
+}
+
+fn endpoints_everywhere(view: &ServicePortView) -> usize {
+    IpFamily::ALL.into_iter().map(|family| view.cluster[family].default.len()).sum()
 }
 
 /// What is added and removed, with signs; `None` if that is nothing.

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, num::NonZeroU16, sync::Arc};
 
-use proto::model::{IpFamily, Protocol, ServicePort};
+use proto::model::{IpFamily, Protocol, ServicePort, ServicePortKey};
 
 use crate::object::{ObjectName, ServiceObject, SliceEndpoint, SliceObject};
 
@@ -101,32 +101,10 @@ pub(crate) fn explain(
     let merged = merge(&port.key, of_service);
     let decisions = EndpointDecisions::of(service, &port, of_service, &merged);
     port.any_endpoints = decisions.any_endpoints;
-    let mut endpoints = Vec::new();
-    let mut last_used: Option<MergedEndpoint<'_>> = None;
-    for entry in entries(&port.key, of_service) {
-        let (cluster, local) = match last_used.filter(|used| used.identity() == entry.identity()) {
-            Some(used) => {
-                let duplicate = EndpointReason::Duplicate(used.slice.name.clone());
-                (duplicate.clone(), duplicate)
-            }
-            None => {
-                last_used = Some(entry);
-                decisions.explain(service, &entry, node, zone)
-            }
-        };
-        let (slice, endpoint) = (entry.slice.name.clone(), entry.endpoint.clone());
-        endpoints.push(EndpointExplanation { slice, endpoint, port: Some(entry.port), cluster, local });
-    }
-    let named = (&*port.key.port_name, port.key.protocol);
-    let mut without_port = of_service
-        .slices()
-        .filter(|_| !of_service.is_subset())
-        .filter(|slice| slice.ports.binary_search_by(|port| (&*port.name, port.protocol).cmp(&named)).is_err())
-        .flat_map(|slice| {
-            let reason = no_such_port(named, slice);
-            slice.endpoints.iter().map(move |endpoint| (slice, endpoint, reason.clone()))
-        });
+
+    let mut endpoints = decisions.explain_entries(service, &port.key, of_service, node, zone);
     let left = MAX_EXPLAINED.saturating_sub(endpoints.len());
+    let mut without_port = endpoints_without_port(&port.key, of_service);
     endpoints.extend(without_port.by_ref().take(left).map(|(slice, endpoint, reason)| EndpointExplanation {
         slice: slice.name.clone(),
         endpoint: endpoint.clone(),
@@ -134,19 +112,31 @@ pub(crate) fn explain(
         cluster: reason.clone(),
         local: reason,
     }));
-    let omitted = Some(without_port.count()).filter(|omitted| *omitted > 0);
-    let omitted = omitted.map(|omitted| format!("not listed: {omitted} more endpoints of slices without this port"));
+    let omitted = without_port.count();
     endpoints.sort_by_key(|explained| explained.endpoint.address);
-    let notes = IpFamily::ALL.into_iter().filter_map(|family| {
-        let selection = decisions.cluster[family].as_ref()?;
-        let notes = [
-            hint_note("node", &selection.node_hints, selection.scope(node, zone) == HintScope::Node, node),
-            hint_note("zone", &selection.zone_hints, selection.scope(node, zone) == HintScope::Zone, zone),
-        ];
-        Some(notes.into_iter().flatten().map(move |note| format!("{family}: {note}")))
-    });
-    let notes = of_service.describe_subset().into_iter().chain(omitted).chain(notes.flatten()).collect();
+
+    let mut notes = Vec::new();
+    notes.extend(of_service.describe_subset());
+    if omitted > 0 {
+        notes.push(format!("not listed: {omitted} more endpoints of slices without this port"));
+    }
+    notes.extend(decisions.hint_notes(node, zone));
     ServicePortExplanation { port, endpoints, notes }
+}
+
+/// The endpoints of slices that have no port of the name and protocol, each with the reason. None if only a subset of
+/// the endpoints is used, because that is the reason for most of them.
+fn endpoints_without_port<'a>(
+    key: &ServicePortKey,
+    of_service: &ServiceEndpoints<'a>,
+) -> impl Iterator<Item = (&'a SliceObject, &'a SliceEndpoint, EndpointReason)> {
+    let named = (&*key.port_name, key.protocol);
+    let mut slices: Vec<&SliceObject> = if of_service.is_subset() { Vec::new() } else { of_service.slices().collect() };
+    slices.retain(|slice| slice.ports.binary_search_by(|port| (&*port.name, port.protocol).cmp(&named)).is_err());
+    slices.into_iter().flat_map(move |slice| {
+        let reason = no_such_port(named, slice);
+        slice.endpoints.iter().map(move |endpoint| (slice, endpoint, reason.clone()))
+    })
 }
 
 /// Why endpoints of a slice without a port of this name and protocol are not used. Names the ports that the slice has,
@@ -167,6 +157,52 @@ fn no_such_port((name, protocol): (&str, Protocol), slice: &SliceObject) -> Endp
 }
 
 impl EndpointDecisions<'_> {
+    /// The endpoints of the slices that have the port, each with its reasons.
+    fn explain_entries(
+        &self,
+        service: &ServiceObject,
+        key: &ServicePortKey,
+        of_service: &ServiceEndpoints<'_>,
+        node: &str,
+        zone: &str,
+    ) -> Vec<EndpointExplanation> {
+        let mut explanations = Vec::new();
+        let mut last_used: Option<MergedEndpoint<'_>> = None;
+        for entry in entries(key, of_service) {
+            let (cluster, local) = match last_used {
+                Some(used) if used.identity() == entry.identity() => {
+                    let duplicate = EndpointReason::Duplicate(used.slice.name.clone());
+                    (duplicate.clone(), duplicate)
+                }
+                _ => {
+                    last_used = Some(entry);
+                    self.explain(service, &entry, node, zone)
+                }
+            };
+            explanations.push(EndpointExplanation {
+                slice: entry.slice.name.clone(),
+                endpoint: entry.endpoint.clone(),
+                port: Some(entry.port),
+                cluster,
+                local,
+            });
+        }
+        explanations
+    }
+
+    /// Which hints narrow the endpoints for a node, and which are ignored.
+    fn hint_notes(&self, node: &str, zone: &str) -> Vec<String> {
+        let mut notes = Vec::new();
+        for (family, selection) in self.cluster.iter() {
+            let Some(selection) = selection else { continue };
+            let scope = selection.scope(node, zone);
+            let of_nodes = hint_note("node", &selection.node_hints, scope == HintScope::Node, node);
+            let of_zones = hint_note("zone", &selection.zone_hints, scope == HintScope::Zone, zone);
+            notes.extend(of_nodes.into_iter().chain(of_zones).map(|note| format!("{family}: {note}")));
+        }
+        notes
+    }
+
     /// The reasons for the cluster pool and for the local pool, for an endpoint that is no duplicate.
     fn explain(
         &self,

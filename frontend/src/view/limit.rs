@@ -101,18 +101,21 @@ impl<'a> ServiceEndpoints<'a> {
 
     /// The same endpoints, where these Nodes and zones exist.
     pub(crate) fn located_in(self, topology: KnownTopology<'a>) -> Self {
-        let (mut nodes, mut missing) = (HashSet::new(), BTreeSet::new());
+        let mut nodes = HashSet::new();
+        let mut missing = BTreeSet::new();
         let mut last_missing: Option<&str> = None;
         for node in self.serving_nodes() {
             if nodes.len() <= MAX_MISSING_NODES {
                 nodes.insert(node);
             }
+
             let is_first = last_missing.is_none_or(|last| node < last);
             if is_first && !topology.has_node(node) && missing.insert(node) && missing.len() > MAX_MISSING_NODES {
                 missing.pop_last();
                 last_missing = missing.last().copied();
             }
         }
+
         let is_on_many_nodes = nodes.len() > MAX_MISSING_NODES;
         Self { topology: Some(topology), is_on_many_nodes, last_missing, ..self }
     }
@@ -128,7 +131,7 @@ impl<'a> ServiceEndpoints<'a> {
     pub(super) fn local_node<'e>(&self, endpoint: &'e SliceEndpoint) -> Option<&'e Arc<str>> {
         let node = endpoint.node.as_ref()?;
         let has_pools = self.last_missing.is_none_or(|last| **node <= *last || self.has_node(node));
-        (has_pools && self.is_served(node)).then_some(node)
+        if has_pools && self.is_served(node) { Some(node) } else { None }
     }
 
     /// Whether there may be a Node of this name.
@@ -153,6 +156,7 @@ impl<'a> ServiceEndpoints<'a> {
         limits: &ServiceLimits,
     ) -> Self {
         let mut endpoints = Self::all(slices);
+
         let mut counts = PerFamily::from_fn(|_| vec![0; service.ports.len()]);
         for (at, port) in service.ports.iter().enumerate() {
             for (index, _) in endpoints.of_port(&port.name, port.protocol) {
@@ -161,9 +165,11 @@ impl<'a> ServiceEndpoints<'a> {
             }
         }
         let counts = PerFamily::from_fn(|family| EntryCounts::of(&counts[family], limits));
+
         let exceeding = counts.iter().filter(|(_, counts)| counts.largest_port > counts.per_port);
         if let Some(entries) = exceeding.map(|(_, counts)| *counts).max() {
-            let (slices, per_port) = (ranked(&endpoints.slices), PerFamily::from_fn(|family| counts[family].per_port));
+            let slices = ranked(&endpoints.slices);
+            let per_port = PerFamily::from_fn(|family| counts[family].per_port);
             endpoints.subset = Some(RankedSubset { slices, per_port, entries });
         }
         endpoints
@@ -199,51 +205,87 @@ impl<'a> ServiceEndpoints<'a> {
 
     /// Which nodes have no local pools. For problems.
     pub(crate) fn describe_missing_nodes(&self) -> Option<String> {
-        let describe = |_| {
-            format!(
-                "its endpoints name more than {MAX_MISSING_NODES} nodes that have no Node object: of these, the first \
-                 {MAX_MISSING_NODES} in sorted order are used for traffic policy Local"
-            )
-        };
-        self.last_missing.map(describe)
+        self.last_missing?;
+        Some(format!(
+            "its endpoints name more than {MAX_MISSING_NODES} nodes that have no Node object: of these, the first \
+             {MAX_MISSING_NODES} in sorted order are used for traffic policy Local"
+        ))
     }
 
     /// The entries for a service port. Those of one slice with the same address are in its order.
     pub(super) fn entries(&self, key: &ServicePortKey) -> Vec<MergedEndpoint<'a>> {
-        let ports = self.of_port(&key.port_name, key.protocol).iter().map(|(at, port)| (*at, self.slices[*at], *port));
-        let Some(RankedSubset { slices: ranked, per_port, .. }) = &self.subset else {
-            let entries = ports.flat_map(|(_, slice, port)| {
-                slice.endpoints.iter().map(move |endpoint| MergedEndpoint { endpoint, slice, port: port.port })
-            });
-            return entries.collect();
-        };
+        let ports = self.of_port(&key.port_name, key.protocol);
+        if let Some(subset) = &self.subset {
+            return subset.entries(&self.slices, ports);
+        }
+
+        let entries = ports.iter().flat_map(|(at, port)| {
+            let slice = self.slices[*at];
+            slice.endpoints.iter().map(move |endpoint| MergedEndpoint { endpoint, slice, port: port.port })
+        });
+        entries.collect()
+    }
+}
+
+/// The endpoints of a slice by rank, for one of its ports.
+struct RankedSlice<'s, 'a> {
+    slice: &'a SliceObject,
+    port: &'a SlicePort,
+    /// As (rank, index).
+    endpoints: &'s [(u32, usize)],
+}
+
+/// The next endpoint of a [`RankedSlice`], ordered by rank.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct NextEndpoint {
+    rank: u32,
+    /// Which slice.
+    list: usize,
+    /// Where it is in the order of ranks.
+    position: usize,
+    /// Where it is in the slice.
+    index: usize,
+}
+
+impl RankedSubset {
+    /// The first entries for a port of these slices, as many as are used in each IP family.
+    fn entries<'a>(&self, slices: &[&'a SliceObject], ports: &[(usize, &'a SlicePort)]) -> Vec<MergedEndpoint<'a>> {
         let mut entries = Vec::new();
-        for (family, per_port) in per_port.iter() {
-            // Merges the sorted lists of the slices.
-            let of_family = ports.clone().filter(|(_, slice, _)| slice.family == family);
-            let lists: Vec<_> = of_family.map(|(at, slice, port)| (slice, port, &ranked[at])).collect();
-            let next = |list: usize, position: usize| {
-                lists[list].2.get(position).map(|(rank, index)| Reverse((*rank, list, position, *index)))
-            };
-            let mut heap: BinaryHeap<_> = (0..lists.len()).filter_map(|list| next(list, 0)).collect();
-            let mut left = *per_port;
-            while left > 0
-                && let Some(Reverse((_, list, position, index))) = heap.pop()
-            {
-                let (slice, port, _) = lists[list];
-                entries.push(MergedEndpoint { endpoint: &slice.endpoints[index], slice, port: port.port });
-                heap.extend(next(list, position + 1));
-                left -= 1;
-            }
+        for (family, per_port) in self.per_port.iter() {
+            let of_family = ports.iter().filter(|(at, _)| slices[*at].family == family);
+            let lists =
+                of_family.map(|(at, port)| RankedSlice { slice: slices[*at], port, endpoints: &self.slices[*at] });
+            merge_first(&lists.collect::<Vec<_>>(), *per_port, &mut entries);
         }
         entries
+    }
+}
+
+impl RankedSlice<'_, '_> {
+    fn next(&self, list: usize, position: usize) -> Option<Reverse<NextEndpoint>> {
+        let (rank, index) = *self.endpoints.get(position)?;
+        Some(Reverse(NextEndpoint { rank, list, position, index }))
+    }
+}
+
+/// Merges lists that are sorted by rank, up to a number of entries.
+fn merge_first<'a>(lists: &[RankedSlice<'_, 'a>], count: usize, entries: &mut Vec<MergedEndpoint<'a>>) {
+    let firsts = lists.iter().enumerate().filter_map(|(at, list)| list.next(at, 0));
+    let mut heap: BinaryHeap<_> = firsts.collect();
+    for _ in 0..count {
+        let Some(Reverse(NextEndpoint { list: at, position, index, .. })) = heap.pop() else { return };
+        let list = &lists[at];
+        let RankedSlice { slice, port, .. } = *list;
+        entries.push(MergedEndpoint { endpoint: &slice.endpoints[index], slice, port: port.port });
+        heap.extend(list.next(at, position + 1));
     }
 }
 
 /// The largest number of entries for each port with which all ports together have at most `total`.
 fn fair_share(mut counts: Vec<usize>, total: usize) -> usize {
     counts.sort_unstable();
-    let (mut left, mut ports) = (total, counts.len());
+    let mut left = total;
+    let mut ports = counts.len();
     for count in counts {
         if count > left / ports {
             return left / ports;
@@ -262,27 +304,52 @@ fn ranked(slices: &[&SliceObject]) -> Vec<Vec<(u32, usize)>> {
         let entry = (Usability::of(endpoint), endpoint.node.as_deref());
         best.entry(endpoint.address).and_modify(|best| *best = entry.min(*best)).or_insert(entry);
     }
-    let mut addresses: Vec<_> = best
-        .into_iter()
-        .map(|(address, (usability, node))| (usability, IpFamily::of(&address), node, hash(address), address))
-        .collect();
+
+    let addresses = best.into_iter().map(|(address, (usability, node))| RankedAddress {
+        usability,
+        family: IpFamily::of(&address),
+        node,
+        hash: hash(address),
+        address,
+    });
+    let mut addresses: Vec<_> = addresses.collect();
     addresses.sort_unstable();
-    // The number of each among those of its node.
+
+    // The number of each address among those of its node.
     let mut by_round = Vec::with_capacity(addresses.len());
-    let of_one_node = addresses.chunk_by(|left, right| (left.0, left.1, left.2) == (right.0, right.1, right.2));
-    for of_node in of_one_node {
-        let round = |(round, (usability, _, _, hash, address)): (usize, &_)| (*usability, round, *hash, *address);
-        by_round.extend(of_node.iter().enumerate().map(round));
+    for of_node in addresses.chunk_by(RankedAddress::has_same_node) {
+        let numbered = of_node.iter().enumerate();
+        by_round.extend(numbered.map(|(round, ranked)| (ranked.usability, round, ranked.hash, ranked.address)));
     }
     by_round.sort_unstable();
+
     let ranks: HashMap<IpAddr, u32> = by_round.into_iter().map(|(.., address)| address).zip(0..).collect();
-    let of_slice = |slice: &&SliceObject| {
-        let addresses = slice.endpoints.iter().map(|endpoint| endpoint.address).enumerate();
-        let mut ranked: Vec<_> = addresses.map(|(index, address)| (ranks[&address], index)).collect();
-        ranked.sort_unstable();
-        ranked
-    };
-    slices.iter().map(of_slice).collect()
+    slices.iter().map(|slice| ranked_endpoints(slice, &ranks)).collect()
+}
+
+/// The endpoints of a slice as (rank, index), by rank.
+fn ranked_endpoints(slice: &SliceObject, ranks: &HashMap<IpAddr, u32>) -> Vec<(u32, usize)> {
+    let endpoints = slice.endpoints.iter().enumerate();
+    let mut ranked: Vec<_> = endpoints.map(|(index, endpoint)| (ranks[&endpoint.address], index)).collect();
+    ranked.sort_unstable();
+    ranked
+}
+
+/// An address with what its rank depends on, sorted so that the addresses of a node are neighbors.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct RankedAddress<'a> {
+    usability: Usability,
+    family: IpFamily,
+    node: Option<&'a str>,
+    hash: u64,
+    address: IpAddr,
+}
+
+impl RankedAddress<'_> {
+    /// Whether two addresses are numbered together.
+    fn has_same_node(&self, other: &Self) -> bool {
+        (self.usability, self.family, self.node) == (other.usability, other.family, other.node)
+    }
 }
 
 impl EntryCounts {
@@ -298,16 +365,17 @@ impl EntryCounts {
 
 /// The same on every replica. Users choose addresses, but only within their own Service.
 fn hash(address: IpAddr) -> u64 {
-    let mix = |mut bits: u64| {
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
-    };
     let bits = match address {
         IpAddr::V4(address) => u128::from(address.to_bits()),
         IpAddr::V6(address) => address.to_bits(),
     };
     mix(mix((bits >> 64) as u64).wrapping_add(bits as u64).wrapping_add(0x9e37_79b9_7f4a_7c15))
+}
+
+fn mix(mut bits: u64) -> u64 {
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
 }
 
 #[cfg(test)]
