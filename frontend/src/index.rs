@@ -9,12 +9,15 @@
 
 mod addresses;
 mod age;
+mod completion;
 mod groups;
 mod keys;
+mod pending;
 mod plan;
 mod policy;
 mod problems;
 mod protected;
+mod refusals;
 mod service_cidrs;
 #[cfg(test)]
 mod tests;
@@ -54,20 +57,18 @@ use self::{
     addresses::{SliceIndex, addresses, nodes},
     groups::{GroupChange, Groups, change_group},
     keys::{key_of, port_of, same_service, service_of, sibling, slice_keys},
+    pending::{Dirty, PendingChanges},
     problems::{ProblemLog, ProblemSource},
+    refusals::RefusalPass,
     topology::{Reference, references, unknown_hints},
     versions::SourceVersions,
-    vip_conflicts::{NodePortOwners, VipClaims, external_ips},
+    vip_conflicts::{NodePortOwners, RefusedClaims, VipClaims, external_ips},
 };
 
 /// The namespace and name of the Service of the API servers.
 const API_SERVICE: (&str, &str) = ("default", "kubernetes");
-/// How many service ports' refusals are described again at once: thousands may be told about one change, and commits
-/// wait meanwhile.
-const DESCRIBED_AT_ONCE: usize = 64;
-/// How many VIPs these may claim before the others wait for the next time.
-const DESCRIBED_CLAIMS: usize = 4_096;
-/// How many pairs of an address and a port of it are protected: its slices list the sum of them, not the product.
+/// How many pairs of an address and a port of API servers are protected. The slices of the Service list the sum of
+/// addresses and ports, not the product.
 const MAX_API_SERVERS: usize = 1024;
 
 /// All objects of the cluster that a source delivers.
@@ -105,31 +106,8 @@ pub(crate) struct Index {
     versions: SourceVersions,
     /// The kinds of which a list has been delivered.
     complete: BTreeSet<ObjectKind>,
-    /// The service ports that may have changed since the last `take_changes`.
-    dirty: BTreeMap<ServicePortKey, Dirty>,
-    /// The entries of slices that have changed since they were last taken; nothing before all objects are listed.
-    changed_entries: ChangedEntries,
-    /// The object that is applied, or was the last one.
-    cause: Option<Cause>,
-    dirty_nodes: BTreeSet<Arc<str>>,
-    /// Nodes whose object was created or deleted since the last `take_changes`, with that change.
-    came_or_went: BTreeMap<Arc<str>, Option<Cause>>,
-    /// Whether the `ClusterInfo` may have changed.
-    dirty_cluster: bool,
-    /// Whether refusals may name service ports that no longer get the claims: the next pass over all describes them
-    /// again.
-    are_refusals_outdated: bool,
-    /// The last service port of a pass that is under way.
-    described: Option<ServicePortKey>,
-}
-
-/// Why a service port may have changed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Dirty {
-    /// The oldest trigger time of the changes.
-    trigger: Option<SystemTime>,
-    /// The object of the last one.
-    cause: Option<Cause>,
+    pending: PendingChanges,
+    refusals: RefusalPass,
 }
 
 /// What may have changed since the last [`Index::take_changes`], with its new value.
@@ -154,7 +132,8 @@ impl Index {
     pub(crate) fn new(started: SystemTime, configured: ClusterInfo, policy: ServicePolicy) -> Self {
         let mut claims = VipClaims::new(&policy);
         claims.protected.set_service_cidrs(configured.service_cidrs.iter().copied().collect());
-        Self { started: Some(started), configured, policy, claims, dirty_cluster: true, ..Self::default() }
+        let pending = PendingChanges { cluster: true, ..PendingChanges::default() };
+        Self { started: Some(started), configured, policy, claims, pending, ..Self::default() }
     }
 
     /// Views have no pools that only other nodes get; `None`: they have all.
@@ -194,39 +173,43 @@ impl Index {
     /// Whether anything may have changed since the last [`Self::take_changes`].
     #[cfg(test)]
     pub(crate) fn is_dirty(&self) -> bool {
-        !self.dirty.is_empty() || !self.dirty_nodes.is_empty() || self.dirty_cluster
-    }
-
-    /// Whether [`Self::describe_refusals`] has more to do.
-    pub(crate) fn has_outdated_refusals(&self) -> bool {
-        self.are_refusals_outdated || self.described.is_some()
+        !self.pending.ports.is_empty() || !self.pending.nodes.is_empty() || self.pending.cluster
     }
 
     /// Computes what may have changed since the last call.
     pub(crate) fn take_changes(&mut self) -> IndexChanges {
-        let came_or_went = mem::take(&mut self.came_or_went);
-        let ports = self.slices_on(&came_or_went);
-        let ports = ports.flat_map(|(slice, cause)| slice_keys(slice).map(move |key| (key, cause.clone())));
-        for (key, cause) in ports.collect::<Vec<_>>() {
-            self.dirty.entry(key).or_insert(Dirty { trigger: None, cause });
-        }
-        let dirty = mem::take(&mut self.dirty);
-        let oldest_trigger = dirty.values().filter_map(|dirty| dirty.trigger).min();
+        self.mark_ports_on_changed_nodes();
+        let dirty = mem::take(&mut self.pending.ports);
+        let nodes = mem::take(&mut self.pending.nodes);
+        let is_cluster_dirty = mem::take(&mut self.pending.cluster);
+
         let keys: Vec<_> = dirty.keys().cloned().collect();
         let mut ports = Vec::with_capacity(keys.len());
-        // Ordered by Service.
+        // Keys are ordered by Service.
         for keys in keys.chunk_by(same_service) {
             self.resolve(keys, &mut ports);
         }
-        let node = |name: Arc<str>| (name.clone(), self.nodes.get(&name).cloned());
+
+        let current = |name: Arc<str>| (name.clone(), self.nodes.get(&name).cloned());
         IndexChanges {
-            nodes: mem::take(&mut self.dirty_nodes).into_iter().map(node).collect(),
-            cluster: mem::take(&mut self.dirty_cluster).then(|| self.cluster()),
-            oldest_trigger,
+            nodes: nodes.into_iter().map(current).collect(),
+            cluster: if is_cluster_dirty { Some(self.cluster()) } else { None },
+            oldest_trigger: dirty.values().filter_map(|dirty| dirty.trigger).min(),
             causes: dirty.into_iter().filter_map(|(key, dirty)| Some((key, dirty.cause?))).collect(),
             ports,
             reflected: self.versions.reflected,
             confirmed: self.versions.confirmed,
+        }
+    }
+
+    /// Marks the service ports whose local pools depend on whether Nodes exist that have come or gone.
+    fn mark_ports_on_changed_nodes(&mut self) {
+        let came_or_went = mem::take(&mut self.pending.came_or_went);
+        let slices = self.slices_on(&came_or_went);
+        let ports = slices.flat_map(|(slice, cause)| slice_keys(slice).map(move |key| (key, cause.clone())));
+
+        for (key, cause) in ports.collect::<Vec<_>>() {
+            self.pending.ports.entry(key).or_insert(Dirty { trigger: None, cause });
         }
     }
 
@@ -253,13 +236,16 @@ impl Index {
             let valid = service.ports.iter().take(NAMED_PORTS);
             return Err(NotExplained::NoPort(valid.map(|port| format!("{} ({:?})", port.port, port.name)).collect()));
         }
+
         let slices = || self.slices.get(name).into_iter().flat_map(BTreeMap::values);
         let explained = ports.len() * slices().map(|slice| slice.endpoints.len()).sum::<usize>();
         if ports.len() > 1 && explained > MAX_EXPLAINED {
             return Err(NotExplained::TooMany(explained));
         }
+
         let zone = self.nodes.get(node).map_or("", |node| &node.zone);
         let endpoints = ServiceEndpoints::limited(service, slices(), &self.policy.limits).located_in(self.topology());
+
         // The problems of its claims were reported when it was committed.
         let mut node_ports = NodePortOwners::new();
         let explanation = |port| {
@@ -296,49 +282,50 @@ impl Index {
         let only_node = self.only_node.as_deref();
         let topology = KnownTopology { nodes: &self.nodes, zones: &self.zones, only_node };
         let slices = || self.slices.get(&name).into_iter().flat_map(BTreeMap::values);
+
         for slice in slices() {
-            let problem = service.and_then(|_| unknown_hints(slice, topology));
+            let problem = if service.is_some() { unknown_hints(slice, topology) } else { None };
             self.problems.set(ObjectKind::EndpointSlice, &slice.name, ProblemSource::Hints, problem);
         }
+
         let limits = &self.policy.limits;
         let served = service.map(|service| {
             let endpoints = ServiceEndpoints::limited(service, slices(), limits).located_in(topology);
             (service, endpoints)
         });
         let is_limited = served.as_ref().is_some_and(|(_, endpoints)| endpoints.ports_depend_on_each_other());
-        let endpoints = served.iter().map(|(_, endpoints)| endpoints);
-        let uses_local = service
-            .is_some_and(|service| [service.internal_policy, service.external_policy].contains(&TrafficPolicy::Local));
-        let missing = |endpoints: &ServiceEndpoints<'_>| endpoints.describe_missing_nodes().filter(|_| uses_local);
-        let exceeded = endpoints.flat_map(|endpoints| [endpoints.describe_subset(), missing(endpoints)]);
-        let problem = |message| ObjectProblem { field: "endpoints".to_owned(), message };
-        let problems: Vec<_> = exceeded.flatten().map(problem).collect();
+
         let mut keys: BTreeSet<_> = keys.iter().cloned().collect();
         if is_limited || self.limited.contains(&name) {
             keys.extend(self.keys_of(&name));
         }
+
         let mut node_ports = NodePortOwners::new();
         for key in keys {
-            let resolved = served.as_ref().and_then(|(service, endpoints)| {
-                let port = port_of(service, &key)?;
+            if let Some((service, endpoints)) = &served
+                && let Some(port) = port_of(service, &key)
+            {
                 let (port, refused) = self.claims.resolve(service, port, &mut node_ports);
-                Some((view(service, port, endpoints), refused))
-            });
-            let (view, refused) = resolved.unzip();
-            self.problems.set_claims(&name, &key, refused.unwrap_or_default());
-            views.push((key, view));
+                self.problems.set_claims(&name, &key, refused);
+                views.push((key, Some(view(service, port, endpoints))));
+            } else {
+                self.problems.set_claims(&name, &key, RefusedClaims::default());
+                views.push((key, None));
+            }
         }
+
+        let problems = served.map(|(service, endpoints)| endpoint_problems(service, &endpoints)).unwrap_or_default();
+        self.problems.set(ObjectKind::Service, &name, ProblemSource::Endpoints, problems);
         if is_limited {
-            self.limited.insert(name.clone());
+            self.limited.insert(name);
         } else {
             self.limited.remove(&name);
         }
-        self.problems.set(ObjectKind::Service, &name, ProblemSource::Endpoints, problems);
     }
 
     fn apply_one(&mut self, parsed: ParsedObject) {
         let ParsedObject { kind, name, object, problems, origin } = parsed;
-        self.cause = Some(Cause { kind, name: name.clone(), origin });
+        self.pending.cause = Some(Cause { kind, name: name.clone(), origin });
         self.problems.set(kind, &name, ProblemSource::Fields, problems);
         self.put(kind, name, object);
     }
@@ -359,8 +346,7 @@ impl Index {
     }
 
     fn delete(&mut self, kind: ObjectKind, name: ObjectName) {
-        let (problems, origin) = (Vec::new(), Origin::default());
-        self.apply_one(ParsedObject { kind, name, object: None, problems, origin });
+        self.apply_one(ParsedObject { kind, name, object: None, problems: Vec::new(), origin: Origin::default() });
     }
 
     /// The names of all objects of a kind that are usable or have problems.
@@ -389,13 +375,15 @@ impl Index {
         if self.services.get(&name) == new.as_ref() {
             return;
         }
+
         let old = match &new {
-            Some(service) => self.services.insert(name, service.clone()),
+            Some(service) => self.services.insert(name.clone(), service.clone()),
             None => self.services.remove(&name),
         };
         for service in old.iter().chain(&new) {
-            self.mark_dirty(service.ports.iter().map(|port| key_of(service, port)));
+            self.pending.mark_ports(service.ports.iter().map(|port| key_of(service, port)));
         }
+
         let mut affected = BTreeSet::new();
         if let Some(old) = &old {
             self.claims.change_service(old, GroupChange::Remove, &mut affected);
@@ -403,9 +391,9 @@ impl Index {
         if let Some(new) = &new {
             self.claims.change_service(new, GroupChange::Add, &mut affected);
         }
-        let own = old.as_ref().or(new.as_ref()).map(|service| &service.name);
-        self.are_refusals_outdated |= affected.iter().any(|key| Some(&service_of(key)) != own);
-        self.mark_dirty(affected);
+        self.refusals.is_outdated |= affected.iter().any(|key| service_of(key) != name);
+        self.pending.mark_ports(affected);
+
         let claimed: BTreeSet<_> = old.iter().chain(&new).flat_map(external_ips).map(|(ip, _)| ip).collect();
         self.compare_endpoints(claimed);
     }
@@ -420,6 +408,7 @@ impl Index {
                 slices.extend(self.addresses.slices(ip));
             }
         }
+
         let mut changed = Vec::new();
         for name in slices {
             let service = self.slice_services.get(name).map(|service| sibling(name, service));
@@ -438,41 +427,42 @@ impl Index {
         }
         let trigger = self.new_trigger(old, new.as_ref());
         let keys: BTreeSet<_> = old.into_iter().chain(&new).flat_map(slice_keys).collect();
-        let mut removed = None;
-        if let Some(service) = self.slice_services.remove(name).map(|service| sibling(name, &service))
-            && let Some(slices) = self.slices.get_mut(&service)
-        {
-            removed = slices.remove(&name.name);
-            if slices.is_empty() {
-                self.slices.remove(&service);
-            }
-        }
+        self.pending.mark_ports_of_slice(keys, trigger);
+
+        let removed = self.remove_slice(name);
         if new.as_ref().map(|slice| &slice.service) != removed.as_ref().map(|slice| &slice.service) {
             self.problems.set(ObjectKind::EndpointSlice, name, ProblemSource::Hints, None);
         }
-        let is_api = |slice: &SliceObject| (&*slice.name.namespace, &*slice.service) == API_SERVICE;
-        let of_api = removed.iter().chain(&new).any(is_api);
         if self.is_complete() {
             self.note_changed_entries(removed.as_ref(), new.as_ref());
         }
+
         self.addresses.change_slice(name, &addresses(removed.as_ref()), &addresses(new.as_ref()));
         self.located.change_slice(name, &nodes(removed.as_ref()), &nodes(new.as_ref()));
         self.references.change_slice(name, &references(removed.as_ref()), &references(new.as_ref()));
         let mut changed = self.claims.protected.change_slice(removed.as_ref(), new.as_ref());
+
+        let concerns_api_servers = removed.iter().chain(&new).any(lists_api_servers);
         if let Some(slice) = new {
             self.slice_services.insert(name.clone(), slice.service.clone());
             let slices = self.slices.entry(sibling(name, &slice.service)).or_default();
             slices.insert(name.name.clone(), slice);
         }
-        for key in keys {
-            let dirty = self.dirty.entry(key).or_default();
-            dirty.trigger = [dirty.trigger, trigger].into_iter().flatten().min();
-            dirty.cause.clone_from(&self.cause);
-        }
-        if of_api {
+        if concerns_api_servers {
             changed.extend(self.claims.protected.set_api_servers(self.api_servers()));
         }
         self.mark_claimants_dirty(&changed);
+    }
+
+    /// Removes a slice from its Service.
+    fn remove_slice(&mut self, name: &ObjectName) -> Option<SliceObject> {
+        let service = sibling(name, &self.slice_services.remove(name)?);
+        let slices = self.slices.get_mut(&service)?;
+        let removed = slices.remove(&name.name);
+        if slices.is_empty() {
+            self.slices.remove(&service);
+        }
+        removed
     }
 
     fn slice(&self, name: &ObjectName) -> Option<&SliceObject> {
@@ -494,39 +484,47 @@ impl Index {
     /// The trigger time of a change of a slice: it counts only if it has changed as well.
     fn new_trigger(&self, old: Option<&SliceObject>, new: Option<&SliceObject>) -> Option<SystemTime> {
         let trigger = new?.trigger;
-        let old = old.and_then(|old| old.trigger);
-        trigger.filter(|_| trigger > self.started && trigger != old)
+        let is_new = trigger != old.and_then(|old| old.trigger);
+        if is_new && trigger > self.started { trigger } else { None }
     }
 
     fn put_node(&mut self, name: Arc<str>, new: Option<NodeObject>) {
-        let is_starting = new.as_ref().is_some_and(|node| node.is_starting);
-        let _ = if is_starting { self.starting.insert(name.clone()) } else { self.starting.remove(&name) };
+        if new.as_ref().is_some_and(|node| node.is_starting) {
+            self.starting.insert(name.clone());
+        } else {
+            self.starting.remove(&name);
+        }
+
         let new = new.map(|node| node.info);
-        if self.nodes.get(&name).map(Arc::as_ref) == new.as_ref() {
+        let old = self.nodes.get(&name).cloned();
+        if old.as_deref() == new.as_ref() {
             return;
         }
-        let had_nodes = !self.nodes.is_empty();
-        if new.is_none() || !self.nodes.contains_key(&name) {
+
+        if old.is_none() || new.is_none() {
             let keys: BTreeSet<_> = self.slices_with(Reference::Node(name.clone())).flat_map(slice_keys).collect();
-            self.mark_dirty(keys);
-            self.came_or_went.insert(name.clone(), self.cause.clone());
+            self.pending.mark_ports(keys);
+            self.pending.came_or_went.insert(name.clone(), self.pending.cause.clone());
         }
-        let old_zone = self.nodes.get(&name).map(|node| node.zone.clone());
-        self.change_zone(&name, old_zone.as_ref(), new.as_ref().map(|node| &node.zone));
+        self.change_zone(&name, old.as_ref().map(|node| &node.zone), new.as_ref().map(|node| &node.zone));
+
+        let had_nodes = !self.nodes.is_empty();
         let mut changed = Vec::new();
-        if let Some(old) = self.nodes.remove(&name) {
+        if let Some(old) = old {
+            self.nodes.remove(&name);
             changed.extend(self.claims.protected.change_node(&old, GroupChange::Remove));
         }
         if let Some(node) = new {
             changed.extend(self.claims.protected.change_node(&node, GroupChange::Add));
             self.nodes.insert(name.clone(), Arc::new(node));
         }
+
         if had_nodes == self.nodes.is_empty() {
             let slices = self.slices_with_references().chain(self.slices_on_many_nodes());
             let keys: BTreeSet<_> = slices.flat_map(slice_keys).collect();
-            self.mark_dirty(keys);
+            self.pending.mark_ports(keys);
         }
-        self.dirty_nodes.insert(name);
+        self.pending.nodes.insert(name);
         self.mark_claimants_dirty(&changed);
     }
 
@@ -535,6 +533,7 @@ impl Index {
         if old == new {
             return;
         }
+
         let mut keys = BTreeSet::new();
         for (zone, change) in [(old, GroupChange::Remove), (new, GroupChange::Add)] {
             let Some(zone) = zone else { continue };
@@ -544,45 +543,30 @@ impl Index {
                 keys.extend(self.slices_with(Reference::Zone(zone.clone())).flat_map(slice_keys));
             }
         }
-        self.mark_dirty(keys);
+        self.pending.mark_ports(keys);
     }
 
     /// Marks the service ports that claim an address in these networks as an external or load-balancer IP.
     fn mark_claimants_dirty(&mut self, networks: &[IpNet]) {
         let claimants = self.claims.claimants_in(networks);
-        self.are_refusals_outdated |= !claimants.is_empty();
-        self.mark_dirty(claimants);
+        self.refusals.is_outdated |= !claimants.is_empty();
+        self.pending.mark_ports(claimants);
     }
+}
 
-    /// Describes again why some service ports do not get their claims: who gets them may have changed.
-    pub(crate) fn describe_refusals(&mut self) {
-        if self.described.is_none() && !mem::take(&mut self.are_refusals_outdated) {
-            return;
-        }
-        let keys = self.problems.refused_after(self.described.as_ref(), DESCRIBED_AT_ONCE);
-        self.described = keys.get(DESCRIBED_AT_ONCE - 1).cloned();
-        let (mut node_ports, mut claims) = (NodePortOwners::new(), 0);
-        for key in keys {
-            let name = service_of(&key);
-            if let Some(service) = self.services.get(&name)
-                && let Some(port) = port_of(service, &key)
-            {
-                let (_, refused) = self.claims.resolve(service, port, &mut node_ports);
-                claims += 1 + external_ips(service).count();
-                self.problems.set_claims(&name, &key, refused);
-            }
-            if claims >= DESCRIBED_CLAIMS {
-                self.described = Some(key);
-                return;
-            }
-        }
-    }
+/// Whether a slice belongs to the Service of the API servers.
+fn lists_api_servers(slice: &SliceObject) -> bool {
+    (&*slice.name.namespace, &*slice.service) == API_SERVICE
+}
 
-    fn mark_dirty(&mut self, keys: impl IntoIterator<Item = ServicePortKey>) {
-        for key in keys {
-            self.dirty.entry(key).or_default().cause.clone_from(&self.cause);
-        }
+/// Why a Service does not use all of its endpoints.
+fn endpoint_problems(service: &ServiceObject, endpoints: &ServiceEndpoints<'_>) -> Vec<ObjectProblem> {
+    let mut messages = Vec::new();
+    messages.extend(endpoints.describe_subset());
+    if [service.internal_policy, service.external_policy].contains(&TrafficPolicy::Local) {
+        messages.extend(endpoints.describe_missing_nodes());
     }
+    messages.into_iter().map(|message| ObjectProblem { field: "endpoints".to_owned(), message }).collect()
 }
 
 /// Whether two versions of a slice differ in their trigger time at most.

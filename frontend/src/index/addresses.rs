@@ -26,7 +26,7 @@ pub(super) struct SliceIndex<K> {
 }
 
 /// An entry of an EndpointSlice, with its Service.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PodEntry {
     pub(crate) service: ObjectName,
     pub(crate) address: IpAddr,
@@ -37,7 +37,7 @@ pub(crate) struct PodEntry {
 }
 
 /// The entries of EndpointSlices that have changed since a commit.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChangedEntries {
     /// The addresses of all of them.
     pub(crate) addresses: BTreeSet<IpAddr>,
@@ -88,7 +88,7 @@ impl Index {
 
     /// Takes the entries that have changed since the last call.
     pub(crate) fn take_changed_entries(&mut self) -> ChangedEntries {
-        mem::take(&mut self.changed_entries)
+        mem::take(&mut self.pending.entries)
     }
 
     /// Records which entries differ between two versions of a slice. Costs the size of the slice.
@@ -104,7 +104,7 @@ impl Index {
             }
             let removed = self.pod_entries(old, before.get(&address));
             let added = self.pod_entries(new, after.get(&address));
-            let changed = &mut self.changed_entries;
+            let changed = &mut self.pending.entries;
             changed.addresses.insert(address);
             if added.iter().any(|entry| entry.terminating) {
                 changed.ending.insert(address);

@@ -14,16 +14,15 @@ use std::{
 
 use proto::{
     model::{IpFamily, ServicePort, ServicePortKey, TrafficPolicy},
-    v1::{LostEndpoints, NodeGroup, PlanResponse, PlannedChange},
+    v1::{LostEndpoints, NodeGroup, PlanResponse, PlannedChange, Problem},
 };
-use serde_json::{Value, json};
 
 use crate::{
-    object::{ClusterObject, ObjectKind, ObjectName, ObjectProblem, ParsedObject, ServiceObjectPort},
+    object::{ClusterObject, ObjectKind, ObjectName, ObjectProblem, ParsedObject},
     view::{Scoped, ServicePortView, describe, vips},
 };
 
-use super::{Dirty, Index, problems::ProblemLog, same_service};
+use super::{Index, pending::PendingChanges, problems::ProblemLog, same_service};
 
 /// How many service ports a plan may affect: no commit is possible while they are resolved.
 const MAX_PORTS: usize = 4096;
@@ -43,8 +42,7 @@ struct Trial<'a> {
     index: &'a mut Index,
     /// What the objects have replaced, in this order.
     replaced: Vec<(ObjectKind, ObjectName, Option<ClusterObject>)>,
-    dirty: BTreeMap<ServicePortKey, Dirty>,
-    dirty_cluster: bool,
+    pending: PendingChanges,
     limited: BTreeSet<ObjectName>,
     /// A plan concerns all nodes.
     only_node: Option<Arc<str>>,
@@ -57,6 +55,16 @@ struct ViewChange<'a> {
     after: Option<&'a ServicePortView>,
     /// If it is removed: that of the same Service which has its port at the VIPs then.
     renamed: Option<&'a ServicePortView>,
+}
+
+/// The views of service ports with the objects of a plan; `None`: the service port does not exist then.
+type ViewsAfter = BTreeMap<ServicePortKey, Option<ServicePortView>>;
+
+/// How many endpoints the views of a plan have, before and after together.
+struct EndpointCount {
+    endpoints: usize,
+    /// A single Service may have more than [`MAX_ENDPOINTS`].
+    is_one_service: bool,
 }
 
 /// What nodes would notice of a change.
@@ -73,129 +81,27 @@ impl Index {
     pub(crate) fn plan(&mut self, objects: Vec<ParsedObject>) -> Result<PlanResponse, String> {
         let planned: BTreeSet<_> = objects.iter().map(|parsed| (parsed.kind, parsed.name.clone())).collect();
         let mut trial = Trial::new(self);
-        objects.into_iter().for_each(|parsed| trial.apply(parsed));
-        let keys: Vec<_> = mem::take(&mut trial.index.dirty).into_keys().collect();
+        for parsed in objects {
+            trial.apply(parsed);
+        }
+
+        let keys: Vec<_> = mem::take(&mut trial.index.pending.ports).into_keys().collect();
         if keys.len() > MAX_PORTS {
             return Err(format!("{} service ports are affected, more than {MAX_PORTS}: split the files", keys.len()));
         }
-        let is_one_service = keys.iter().all(|key| same_service(key, &keys[0]));
-        let (mut views_after, mut endpoints) = (BTreeMap::new(), 0);
-        let mut count = |views: &[(ServicePortKey, Option<ServicePortView>)]| {
-            endpoints += views.iter().filter_map(|(_, view)| Some(view.as_ref()?.endpoints())).sum::<usize>();
-            if endpoints <= MAX_ENDPOINTS || is_one_service {
-                return Ok(());
-            }
-            Err(format!("more than {MAX_ENDPOINTS} endpoints are affected, before and after: split the files"))
-        };
-        for keys in keys.chunk_by(same_service) {
-            let mut views = Vec::new();
-            trial.index.resolve(keys, &mut views);
-            count(&views)?;
-            views_after.extend(views);
-        }
+        let mut endpoints = EndpointCount::of(&keys);
+        let views_after = trial.views(&keys, &mut endpoints)?;
         let problems_after = mem::take(&mut trial.index.problems);
-        trial.rollback();
-        let mut plan = PlanResponse::default();
-        let keys: Vec<_> = views_after.keys().cloned().collect();
-        for keys_after in keys.chunk_by(same_service) {
-            let mut views = Vec::new();
-            trial.index.resolve(keys_after, &mut views);
-            count(&views)?;
-            for (key, before) in views {
-                // Without one, the ports of the Service depended on each other before only.
-                let Some(after) = views_after.get(&key) else { continue };
-                let (before, after) = (before.as_ref(), after.as_ref());
-                if before == after {
-                    continue;
-                }
-                let renamed = before.filter(|_| after.is_none()).and_then(|before| {
-                    let mut of_service = keys_after.iter().filter_map(|key| views_after.get(key)?.as_ref());
-                    let at_vips = |port: &ServicePort| (port.port, port.key.protocol);
-                    of_service.find(|view| at_vips(&view.port) == at_vips(&before.port))
-                });
-                let change = ViewChange { before, after, renamed };
-                let effects = trial.index.node_effects(change);
-                plan.change_count += 1;
-                plan.losing_count += u64::from(!effects.lost.is_empty());
-                if plan.changes.len() < MAX_LISTED {
-                    plan.changes.push(change.planned(&key, effects));
-                }
-            }
-        }
-        let known: BTreeSet<_> = trial.index.problems.iter().collect();
-        let is_new = |problem: &(ObjectKind, &ObjectName, ObjectProblem)| {
-            planned.contains(&(problem.0, problem.1.clone())) || !known.contains(problem)
-        };
-        let problems = problems_after.iter().filter(is_new).take(MAX_LISTED);
-        plan.problems = problems.map(|(kind, name, problem)| problem.into_wire(kind, name)).collect();
-        let (before, after) = (trial.index.problems.refused_claims(), problems_after.refused_claims());
-        plan.conflict_count = after.difference(&before).count() as u64;
-        Ok(plan)
-    }
 
-    /// Adds what the API server keeps of an existing Service, or allocates, to one in its JSON form. An allocated
-    /// cluster IP is unknown: a reserved address with this number stands for it.
-    pub(crate) fn complete_service(&self, document: &mut Value, number: usize) {
-        let metadata = |field: &str| document["metadata"][field].as_str().filter(|text| !text.is_empty());
-        let name = ObjectName::new(metadata("namespace").unwrap_or("default"), metadata("name").unwrap_or_default());
-        let existing = self.services.get(&name);
-        let ingress = &document["status"]["loadBalancer"]["ingress"];
-        let is_without_ingress = ingress.as_array().is_none_or(Vec::is_empty);
-        let Some(spec) = document.get_mut("spec").and_then(Value::as_object_mut) else { return };
-        let kind = spec.get("type").and_then(Value::as_str).unwrap_or("ClusterIP").to_owned();
-        let is = |value: Option<&Value>, text: &str| value.and_then(Value::as_str) == Some(text);
-        if kind == "ExternalName" || is(spec.get("clusterIP"), "None") {
-            return;
-        }
-        // A value of another type is a problem of the object.
-        let absent = [Value::Null, json!(""), json!([])];
-        let is_absent = |field: &str| spec.get(field).is_none_or(|value| absent.contains(value));
-        if is_absent("clusterIP") && is_absent("clusterIPs") {
-            let families = spec.remove("ipFamilies").unwrap_or_default();
-            let policy = spec.get("ipFamilyPolicy");
-            let is_dual = is(policy, "PreferDualStack") || is(policy, "RequireDualStack");
-            let has = |family: &str| families.as_array().is_some_and(|families| families.contains(&json!(family)));
-            let v6 = (is_dual || has("IPv6")).then(|| format!("100::{number:x}"));
-            let v4 = (is_dual || has("IPv4") || v6.is_none()).then(|| format!("240.0.0.{number}"));
-            let ips: Vec<String> = match existing {
-                Some(service) => service.cluster_ips.iter().filter_map(|(_, ip)| Some((*ip)?.to_string())).collect(),
-                None => [v4, v6].into_iter().flatten().collect(),
-            };
-            spec.remove("clusterIP");
-            spec.insert("clusterIPs".to_owned(), json!(ips));
-        }
-        let Some(existing) = existing.filter(|_| ["NodePort", "LoadBalancer"].contains(&&*kind)) else { return };
-        let allocates = spec.get("allocateLoadBalancerNodePorts") != Some(&json!(false));
-        let ports = spec.get_mut("ports").and_then(Value::as_array_mut).into_iter().flatten();
-        let mut ports: Vec<_> = ports.filter_map(Value::as_object_mut).collect();
-        for port in &mut ports {
-            let protocol = port.get("protocol").and_then(Value::as_str).unwrap_or("TCP");
-            let is_same = |old: &&ServiceObjectPort| {
-                port.get("port") == Some(&json!(old.port)) && old.protocol.to_string() == protocol
-            };
-            if let Some(number) = existing.ports.iter().find(is_same).and_then(|old| old.node_port) {
-                port.entry("nodePort").or_insert_with(|| json!(number));
-            }
-        }
-        // A port that has another number now keeps its node port by its name, unless another one has it, or the Service
-        // gets none.
-        let used: Vec<_> = ports.iter().filter_map(|port| port.get("nodePort").cloned()).collect();
-        for port in ports {
-            let name = port.get("name").and_then(Value::as_str).unwrap_or_default();
-            let named = existing.ports.iter().find(|old| allocates && *old.name == *name);
-            let kept = named.and_then(|old| old.node_port).map(|number| json!(number));
-            if let Some(number) = kept.filter(|number| !used.contains(number)) {
-                port.entry("nodePort").or_insert(number);
-            }
-        }
-        if let Some(number) = existing.health_check_node_port {
-            spec.entry("healthCheckNodePort").or_insert_with(|| json!(number));
-        }
-        if kind == "LoadBalancer" && is_without_ingress {
-            let ips = existing.load_balancer_ips.iter().chain(&existing.closed_ips);
-            let ingress: Vec<_> = ips.map(|ip| json!({ "ip": ip })).collect();
-            document["status"] = json!({ "loadBalancer": { "ingress": ingress } });
-        }
+        trial.rollback();
+        let mut plan = trial.changes(&views_after, &mut endpoints)?;
+        let problems_before = &trial.index.problems;
+        plan.problems = new_problems(&planned, problems_before, &problems_after);
+
+        let refused_before = problems_before.refused_claims();
+        let refused_after = problems_after.refused_claims();
+        plan.conflict_count = refused_after.difference(&refused_before).count() as u64;
+        Ok(plan)
     }
 
     fn current(&self, kind: ObjectKind, name: &ObjectName) -> Option<ClusterObject> {
@@ -216,6 +122,7 @@ impl Index {
         let differences = change.differences(zone_of);
         let differs = |node: &str, zone: &str| differences.iter().any(|pool| *pool.resolve(node, zone));
         let own: BTreeSet<&Arc<str>> = change.views().flat_map(ServicePortView::nodes).collect();
+
         let mut own_of_zones = BTreeMap::<&str, usize>::new();
         for name in own.iter().filter(|name| self.topology().has_node(name)) {
             let node: &str = name;
@@ -227,6 +134,7 @@ impl Index {
                 effects.add(1, iter::once(node), change.lost(node, zone));
             }
         }
+
         for (zone, members) in &self.zones {
             let zone: &str = zone;
             let others = members.len() - own_of_zones.get(zone).copied().unwrap_or_default();
@@ -243,8 +151,7 @@ impl<'a> Trial<'a> {
     fn new(index: &'a mut Index) -> Self {
         Self {
             replaced: Vec::new(),
-            dirty: mem::take(&mut index.dirty),
-            dirty_cluster: index.dirty_cluster,
+            pending: mem::take(&mut index.pending),
             limited: index.limited.clone(),
             only_node: index.only_node.take(),
             problems: mem::take(&mut index.problems),
@@ -269,6 +176,50 @@ impl<'a> Trial<'a> {
         self.index.apply_one(parsed);
     }
 
+    /// The views of service ports with the objects applied.
+    fn views(&mut self, keys: &[ServicePortKey], endpoints: &mut EndpointCount) -> Result<ViewsAfter, String> {
+        let mut all = BTreeMap::new();
+        for keys in keys.chunk_by(same_service) {
+            let mut views = Vec::new();
+            self.index.resolve(keys, &mut views);
+            endpoints.add(&views)?;
+            all.extend(views);
+        }
+        Ok(all)
+    }
+
+    /// The changes from the views without the objects to these, after the rollback.
+    fn changes(&mut self, views_after: &ViewsAfter, endpoints: &mut EndpointCount) -> Result<PlanResponse, String> {
+        let mut plan = PlanResponse::default();
+        let keys: Vec<_> = views_after.keys().cloned().collect();
+        for keys in keys.chunk_by(same_service) {
+            let mut views = Vec::new();
+            self.index.resolve(keys, &mut views);
+            endpoints.add(&views)?;
+
+            for (key, before) in views {
+                // Without a view after, the ports of the Service depended on each other before only.
+                let Some(after) = views_after.get(&key) else { continue };
+                if before == *after {
+                    continue;
+                }
+
+                let renamed = match (&before, after) {
+                    (Some(removed), None) => with_same_port(removed, keys, views_after),
+                    _ => None,
+                };
+                let change = ViewChange { before: before.as_ref(), after: after.as_ref(), renamed };
+                let effects = self.index.node_effects(change);
+                plan.change_count += 1;
+                plan.losing_count += u64::from(!effects.lost.is_empty());
+                if plan.changes.len() < MAX_LISTED {
+                    plan.changes.push(change.planned(&key, effects));
+                }
+            }
+        }
+        Ok(plan)
+    }
+
     fn rollback(&mut self) {
         while let Some((kind, name, object)) = self.replaced.pop() {
             self.index.put(kind, name, object);
@@ -279,12 +230,47 @@ impl<'a> Trial<'a> {
 impl Drop for Trial<'_> {
     fn drop(&mut self) {
         self.rollback();
-        self.index.dirty = mem::take(&mut self.dirty);
-        self.index.dirty_cluster = self.dirty_cluster;
+        self.index.pending = mem::take(&mut self.pending);
         self.index.limited = mem::take(&mut self.limited);
         self.index.only_node = self.only_node.take();
         self.index.problems = mem::take(&mut self.problems);
     }
+}
+
+/// The service port of the same Service that has the port of a removed one at its VIPs.
+fn with_same_port<'a>(
+    removed: &ServicePortView,
+    keys: &[ServicePortKey],
+    views_after: &'a ViewsAfter,
+) -> Option<&'a ServicePortView> {
+    let at_vips = |port: &ServicePort| (port.port, port.key.protocol);
+    let mut views = keys.iter().filter_map(|key| views_after.get(key)?.as_ref());
+    views.find(|view| at_vips(&view.port) == at_vips(&removed.port))
+}
+
+impl EndpointCount {
+    fn of(keys: &[ServicePortKey]) -> Self {
+        Self { endpoints: 0, is_one_service: keys.iter().all(|key| same_service(key, &keys[0])) }
+    }
+
+    /// Adds the endpoints of views. The error says that there are too many.
+    fn add(&mut self, views: &[(ServicePortKey, Option<ServicePortView>)]) -> Result<(), String> {
+        self.endpoints += views.iter().filter_map(|(_, view)| Some(view.as_ref()?.endpoints())).sum::<usize>();
+        if self.endpoints <= MAX_ENDPOINTS || self.is_one_service {
+            return Ok(());
+        }
+        Err(format!("more than {MAX_ENDPOINTS} endpoints are affected, before and after: split the files"))
+    }
+}
+
+/// The first problems after the changes: of the planned objects, and those that others would have in addition.
+fn new_problems(planned: &BTreeSet<(ObjectKind, ObjectName)>, before: &ProblemLog, after: &ProblemLog) -> Vec<Problem> {
+    let known: BTreeSet<_> = before.iter().collect();
+    let is_listed = |problem: &(ObjectKind, &ObjectName, ObjectProblem)| {
+        planned.contains(&(problem.0, problem.1.clone())) || !known.contains(problem)
+    };
+    let listed = after.iter().filter(is_listed).take(MAX_LISTED);
+    listed.map(|(kind, name, problem)| problem.into_wire(kind, name)).collect()
 }
 
 impl<'a> ViewChange<'a> {
@@ -295,7 +281,8 @@ impl<'a> ViewChange<'a> {
     /// For people.
     fn planned(self, key: &ServicePortKey, NodeEffects { changed, lost }: NodeEffects) -> PlannedChange {
         let vips = |view: Option<&ServicePortView>| view.map(|view| vips(&view.port)).unwrap_or_default();
-        let (had, has) = (vips(self.before), vips(self.after));
+        let had = vips(self.before);
+        let has = vips(self.after);
         let lost = lost.into_iter().map(|(traffic, nodes)| LostEndpoints { traffic, nodes: Some(nodes) });
         PlannedChange {
             service_port: key.to_string(),

@@ -134,7 +134,8 @@ impl ServicePolicy {
     /// Without all of its ranges, a load-balancer IP is closed to everyone.
     fn limit_ranges(&self, service: &mut ServiceObject, problems: &mut Vec<ObjectProblem>) {
         let ServiceLimits { source_ranges, port_source_ranges, .. } = self.limits;
-        let (count, ports) = (service.source_ranges.len(), service.ports.len());
+        let count = service.source_ranges.len();
+        let ports = service.ports.len();
         let message = if count > source_ranges {
             format!("{count} source ranges, more than {source_ranges} (--max-service-source-ranges)")
         } else if count > 1 && ports.saturating_mul(count) > port_source_ranges {
@@ -145,6 +146,7 @@ impl ServicePolicy {
         } else {
             return;
         };
+
         problems.push(problem(RANGES, format!("{message}: no load-balancer IP of the Service is served")));
         service.source_ranges.clear();
         service.closed_ips.append(&mut service.load_balancer_ips);

@@ -119,7 +119,8 @@ impl ProblemLog {
     /// The first problems by object, each once, and the number of problems of the other objects, which are not visited
     /// one by one. One of them may tell how many problems the last object has in total.
     pub(crate) fn first(&self, most: usize) -> (Vec<(ObjectKind, &ObjectName, ObjectProblem)>, usize) {
-        let (mut first, mut objects) = (Vec::new(), self.objects.iter());
+        let mut first = Vec::new();
+        let mut objects = self.objects.iter();
         while first.len() < most
             && let Some((id, object)) = objects.next()
         {
@@ -212,12 +213,15 @@ impl ProblemLog {
         if let Some((until, _)) = self.blocked.as_ref().filter(|(until, _)| now < *until) {
             return (Vec::new(), Some(*until));
         }
-        let (mut notices, mut next) = (Vec::new(), None::<Instant>);
+
         let mut ids: Vec<_> = self.changed.keys().cloned().collect();
         if let Some((_, first)) = self.blocked.take() {
             let turn = ids.partition_point(|id| *id < first);
             ids.rotate_left(turn);
         }
+
+        let mut notices = Vec::new();
+        let mut next = None::<Instant>;
         for id in ids {
             let last = self.noticed.get(&id).copied();
             if let Some(last) = last.filter(|last| now < last.next) {
@@ -229,15 +233,18 @@ impl ProblemLog {
                 self.blocked = Some((until, id));
                 break;
             }
+
             let changes = self.changed.remove(&id).unwrap_or_default();
             let problems = self.objects.get(&id);
             notices.push(ObjectNotice::of(&id, problems, changes));
+
             let (least, most) = LINE_INTERVALS;
             let delay = last.filter(|last| now < last.next + last.delay).map_or(least, |last| most.min(last.delay * 2));
             if self.noticed.len() < MAX_REMEMBERED || last.is_some() {
                 self.noticed.insert(id, LastNotice { next: now + delay, delay, any: problems.is_some() });
             }
         }
+
         if self.noticed.len() >= MAX_REMEMBERED {
             self.noticed.retain(|id, last| now < last.next + last.delay || self.objects.contains_key(id));
         }

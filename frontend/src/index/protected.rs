@@ -178,12 +178,17 @@ impl ProtectedAddresses {
         if let Some(node) = first(&self.node_addresses, &ip) {
             return self.refuse_node_addresses.then(|| format!("an address of Node {node} (--refuse-node-addresses)"));
         }
-        let of_pods = self.pod_cidr(ip).map(|(cidr, node)| format!("an address of the pod CIDR {cidr} of Node {node}"));
-        of_pods.or_else(|| self.endpoint_owner(ip, kind, age)).or_else(|| {
-            // The CIDR may contain more than pods: a load balancer, too.
-            let cidr = self.cluster_cidr(ip).filter(|_| kind == ExternalKind::External)?;
-            Some(format!("an address of the cluster CIDR {cidr}"))
-        })
+        if let Some((cidr, node)) = self.pod_cidr(ip) {
+            return Some(format!("an address of the pod CIDR {cidr} of Node {node}"));
+        }
+        if let Some(slice) = self.endpoint_owner(ip, kind, age) {
+            return Some(format!("an endpoint in EndpointSlice {slice}"));
+        }
+        if kind == ExternalKind::LoadBalancer {
+            // The cluster CIDR may contain more than pods: a load balancer, too.
+            return None;
+        }
+        self.cluster_cidr(ip).map(|cidr| format!("an address of the cluster CIDR {cidr}"))
     }
 
     /// The pod CIDR with an address, and its Node.
@@ -196,13 +201,16 @@ impl ProtectedAddresses {
     }
 
     /// The slice that protects its endpoint.
-    fn endpoint_owner(&self, ip: IpAddr, kind: ExternalKind, age: Age) -> Option<String> {
+    fn endpoint_owner(&self, ip: IpAddr, kind: ExternalKind, age: Age) -> Option<&ObjectName> {
         let EndpointSlices { with_node, without_node } = self.endpoints.get(&ip)?;
-        // A load balancer may be the endpoint of another Service, which then names no node.
-        let without_node = without_node.first().filter(|_| kind == ExternalKind::External);
-        let (created, slice) = with_node.first().into_iter().chain(without_node).min()?;
+        let (created, slice) = match kind {
+            ExternalKind::External => with_node.first().into_iter().chain(without_node.first()).min()?,
+            // A load balancer may be the endpoint of another Service, which then names no node.
+            ExternalKind::LoadBalancer => with_node.first()?,
+        };
+
         let is_owner = created.precedes(age) || self.cluster_cidr(ip).is_some();
-        is_owner.then(|| format!("an endpoint in EndpointSlice {slice}"))
+        if is_owner { Some(slice) } else { None }
     }
 
     fn cluster_cidr(&self, ip: IpAddr) -> Option<&IpNet> {

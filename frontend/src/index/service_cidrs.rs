@@ -34,7 +34,7 @@ impl Index {
             Some(cluster_ips) => self.foreign_services.insert(name.clone(), cluster_ips),
             None => self.foreign_services.remove(name),
         };
-        self.dirty_cluster = true;
+        self.pending.cluster = true;
     }
 
     pub(super) fn put_service_cidrs(&mut self, name: Arc<str>, cidrs: Vec<IpNet>) {
@@ -44,7 +44,7 @@ impl Index {
             self.service_cidrs.insert(name.clone(), cidrs)
         };
         if old.as_ref() != self.service_cidrs.get(&name) {
-            self.dirty_cluster = true;
+            self.pending.cluster = true;
             let changed = self.claims.protected.set_service_cidrs(self.all_service_cidrs());
             self.mark_claimants_dirty(&changed);
         }
@@ -53,7 +53,8 @@ impl Index {
 
 /// The service CIDRs without these addresses, sorted.
 fn without(cidrs: BTreeSet<IpNet>, foreign: &BTreeSet<IpAddr>) -> Vec<IpNet> {
-    let (mut whole, mut divided) = (Vec::new(), Vec::new());
+    let mut whole = Vec::new();
+    let mut divided = Vec::new();
     for cidr in cidrs {
         let inside: Vec<_> = foreign.range(cidr.network()..=cidr.broadcast()).copied().collect();
         if inside.is_empty() {
@@ -62,10 +63,12 @@ fn without(cidrs: BTreeSet<IpNet>, foreign: &BTreeSet<IpAddr>) -> Vec<IpNet> {
             divide(cidr, &inside, &mut divided);
         }
     }
+
     // The largest first.
     divided.sort_unstable_by_key(|cidr| (cidr.max_prefix_len() - cidr.prefix_len(), *cidr));
     divided.reverse();
     divided.truncate(MAX_DIVIDED);
+
     whole.extend(divided);
     whole.sort_unstable();
     whole.dedup();

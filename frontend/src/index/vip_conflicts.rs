@@ -9,13 +9,13 @@
 //!   is not served at all if one at an address goes before it.
 //! - An external or load-balancer IP that is protected is served on no port: see `protected`.
 //!
-//! Changes of the claims report which service ports they may affect: those of the Services that get a claim before or
-//! after. What others are told about it is not: it only names who gets the claim. `resolve` answers for one service
-//! port.
+//! A change of the claims marks the service ports that it may affect: those of the Service that got a claim before, and
+//! of the Service that gets it now. All other claimants are refused as before; only the name in their problems may be
+//! another one, which `refusals` corrects later. `resolve` answers for one service port.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, iter,
+    fmt,
     net::IpAddr,
     num::NonZeroU16,
 };
@@ -113,6 +113,7 @@ impl VipClaims {
     ) {
         let changed = self.protected.change_service(service, change);
         affected.extend(self.claimants_in(&changed));
+
         // All ports of a Service claim that of its health checks: each claim counts once.
         let mut changed = BTreeSet::new();
         for port in &service.ports {
@@ -143,7 +144,8 @@ impl VipClaims {
     /// The service ports that may get an address in these networks as an external or load-balancer IP, or the same port
     /// of Nodes.
     pub(super) fn claimants_in(&self, networks: &[IpNet]) -> BTreeSet<ServicePortKey> {
-        let (mut claimants, mut ports) = (BTreeSet::new(), BTreeSet::new());
+        let mut claimants = BTreeSet::new();
+        let mut ports = BTreeSet::new();
         for network in networks {
             for claim in self.external_claims(network.network(), network.broadcast()) {
                 if let VipClaim::ExternalIp(_, port, protocol) = claim
@@ -151,42 +153,47 @@ impl VipClaims {
                 {
                     self.mark_node_port(port, protocol, &mut claimants);
                 }
-                claimants.extend(self.leaders(claim));
+                self.mark_leaders(claim, &mut claimants);
             }
         }
         claimants
     }
 
-    /// The claims to external and load-balancer IPs from one to another: they are affected when these become protected
-    /// or addresses of Nodes, or no longer are.
+    /// The claims to external and load-balancer IPs from one address to another.
     fn external_claims(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = VipClaim> {
         let first = VipClaim::ExternalIp(first, NonZeroU16::MIN, Protocol::Tcp);
         let last = VipClaim::ExternalIp(last, NonZeroU16::MAX, Protocol::Sctp);
         self.claimants.range(first..=last).map(|(claim, _)| *claim)
     }
 
-    /// The service ports of the two Services that come first: after a change, the one that gets the claim and the one
-    /// that got it before, which has gone or has become the second. All others neither get it nor got it.
-    fn leaders(&self, claim: VipClaim) -> impl Iterator<Item = ServicePortKey> {
-        let (mut services, mut last) = (0, None::<&ServicePortKey>);
-        let leaders = self.claimants.get(&claim).into_iter().flatten().map(|claimant| &claimant.key);
-        let leaders = leaders.take_while(move |key| {
+    /// Marks the service ports of the first two Services that have a claim: after a change, the Service that gets the
+    /// VIP or node port, and the Service that got it before, which is gone or has become the second. All others neither
+    /// get it nor got it.
+    fn mark_leaders(&self, claim: VipClaim, affected: &mut BTreeSet<ServicePortKey>) {
+        let mut services = 0;
+        let mut last = None::<&ServicePortKey>;
+        for Claimant { key, .. } in self.claimants.get(&claim).into_iter().flatten() {
             #[cfg(test)]
             crate::testing::count_steps(1);
-            services += usize::from(last.replace(key).is_none_or(|last| !same_service(last, key)));
-            services <= 2
-        });
-        leaders.cloned()
+            if last.is_none_or(|last| !same_service(last, key)) {
+                services += 1;
+            }
+            if services > 2 {
+                return;
+            }
+            affected.insert(key.clone());
+            last = Some(key);
+        }
     }
 
-    /// Others get these claims: marks them, and those whose claims to the same ports of Nodes depend on it.
+    /// Marks the Services that may get these claims, and those whose claims to the same ports of Nodes depend on it.
     fn mark_contenders(&self, changed: BTreeSet<VipClaim>, affected: &mut BTreeSet<ServicePortKey>) {
         let mut at_nodes = BTreeSet::new();
         for claim in changed {
-            affected.extend(self.leaders(claim));
+            self.mark_leaders(claim, affected);
             match claim {
                 VipClaim::ClusterIp(..) => {}
-                VipClaim::NodePort(number, protocol) => affected.extend(self.keys_at_nodes(number, protocol)),
+                VipClaim::NodePort(number, protocol) => self.mark_at_nodes(number, protocol, affected),
                 VipClaim::ExternalIp(ip, port, protocol) => {
                     if self.protected.is_node_address(&ip) {
                         at_nodes.insert((port, protocol));
@@ -194,24 +201,28 @@ impl VipClaims {
                 }
             }
         }
+
         for (port, protocol) in at_nodes {
             self.mark_node_port(port, protocol, affected);
         }
     }
 
-    /// Marks those that may get a port of Nodes, if any Service has it as a node port.
+    /// Marks the service ports that may get a port of Nodes, if any Service has it as a node port.
     fn mark_node_port(&self, port: NonZeroU16, protocol: Protocol, affected: &mut BTreeSet<ServicePortKey>) {
         let claim = VipClaim::NodePort(port, protocol);
         if self.claimants.contains_key(&claim) {
-            affected.extend(self.leaders(claim));
-            affected.extend(self.keys_at_nodes(port, protocol));
+            self.mark_leaders(claim, affected);
+            self.mark_at_nodes(port, protocol, affected);
         }
     }
 
-    /// The service ports that may get a port at the address of a Node.
-    fn keys_at_nodes(&self, port: NonZeroU16, protocol: Protocol) -> impl Iterator<Item = ServicePortKey> {
-        let at_nodes = self.external_ips_of(port, protocol).filter(|ip| self.protected.is_node_address(ip));
-        at_nodes.flat_map(move |ip| self.leaders(VipClaim::ExternalIp(ip, port, protocol)))
+    /// Marks the service ports that may get a port at the address of a Node.
+    fn mark_at_nodes(&self, port: NonZeroU16, protocol: Protocol, affected: &mut BTreeSet<ServicePortKey>) {
+        for ip in self.external_ips_of(port, protocol) {
+            if self.protected.is_node_address(&ip) {
+                self.mark_leaders(VipClaim::ExternalIp(ip, port, protocol), affected);
+            }
+        }
     }
 
     /// The claimed external and load-balancer IPs with a port.
@@ -224,14 +235,15 @@ impl VipClaims {
     /// Who gets a port that at least one Service claims as a node port or for health checks.
     fn node_port_owner(&self, port: NonZeroU16, protocol: Protocol) -> Option<NodePortOwner<'_>> {
         let of_port = first(&self.claimants, &VipClaim::NodePort(port, protocol))?;
-        let at_nodes = self.external_ips_of(port, protocol);
-        let at_nodes = at_nodes.filter_map(|ip| {
-            let claimant = first(&self.claimants, &VipClaim::ExternalIp(ip, port, protocol))?;
-            let is_served = self.protected.shares_node_port(ip, claimant.kind(), port, protocol);
-            is_served.then_some(NodePortOwner { claimant, ip: Some(ip) })
-        });
-        let of_port = NodePortOwner { claimant: of_port, ip: None };
-        iter::once(of_port).chain(at_nodes).min_by(|left, right| left.claimant.cmp(right.claimant))
+        let mut owner = NodePortOwner { claimant: of_port, ip: None };
+
+        for ip in self.external_ips_of(port, protocol) {
+            let Some(claimant) = first(&self.claimants, &VipClaim::ExternalIp(ip, port, protocol)) else { continue };
+            if claimant < owner.claimant && self.protected.shares_node_port(ip, claimant.kind(), port, protocol) {
+                owner = NodePortOwner { claimant, ip: Some(ip) };
+            }
+        }
+        Some(owner)
     }
 
     /// A service port with those of its claims that it gets, and the others.
@@ -250,35 +262,28 @@ impl VipClaims {
             age: service.created.into(),
             refused: RefusedClaims::default(),
         };
+        let cluster_ips = PerFamily::from_fn(|family| resolution.cluster_ip(service.cluster_ips[family]));
+        let node_port = resolution.node_port();
+        let external_ips = resolution.external(&service.external_ips, ExternalKind::External);
+        let load_balancer_ips = resolution.external(&service.load_balancer_ips, ExternalKind::LoadBalancer);
+        let health_check_node_port = resolution.health_check_node_port(service.health_check_node_port);
+        let refused = resolution.refused;
+
         let port = ServicePort {
-            cluster_ips: PerFamily::from_fn(|family| {
-                service.cluster_ips[family].filter(|ip| {
-                    let claim = VipClaim::ClusterIp(*ip, port.port, port.protocol);
-                    let winner = resolution.winner(claim, None);
-                    resolution.gets(claim, "spec.clusterIPs", winner)
-                })
-            }),
-            node_port: port.node_port.filter(|number| {
-                let name = if port.name.is_empty() { port.port.to_string() } else { port.name.to_string() };
-                let field = format!("spec.ports[{name}/{}].nodePort", port.protocol);
-                let refusal = resolution.port_of_nodes(*number, port.protocol, false);
-                resolution.gets(VipClaim::NodePort(*number, port.protocol), &field, refusal)
-            }),
-            external_ips: resolution.external(&service.external_ips, ExternalKind::External),
-            load_balancer_ips: resolution.external(&service.load_balancer_ips, ExternalKind::LoadBalancer),
+            cluster_ips,
+            node_port,
+            external_ips,
+            load_balancer_ips,
             source_ranges: service.source_ranges.clone(),
             internal_policy: service.internal_policy,
             external_policy: service.external_policy,
             affinity_seconds: service.affinity_seconds,
-            health_check_node_port: service.health_check_node_port.filter(|number| {
-                let refusal = resolution.port_of_nodes(*number, Protocol::Tcp, true);
-                resolution.gets(VipClaim::NodePort(*number, Protocol::Tcp), "spec.healthCheckNodePort", refusal)
-            }),
+            health_check_node_port,
             any_endpoints: PerFamily::default(),
             port: port.port,
-            key: key.clone(),
+            key,
         };
-        (port, resolution.refused)
+        (port, refused)
     }
 }
 
@@ -301,6 +306,32 @@ impl<'c> Resolution<'_, 'c> {
             _ => self.precedence(claimant),
         };
         Some(Refusal::UsedBy { claim, owner: NodePortOwner { claimant, ip: None }, why })
+    }
+
+    /// The cluster IP, if the service port gets it.
+    fn cluster_ip(&mut self, ip: Option<IpAddr>) -> Option<IpAddr> {
+        let ip = ip?;
+        let claim = VipClaim::ClusterIp(ip, self.port.port, self.port.protocol);
+        let refusal = self.winner(claim, None);
+        if self.gets(claim, "spec.clusterIPs", refusal) { Some(ip) } else { None }
+    }
+
+    /// The node port, if the service port gets it.
+    fn node_port(&mut self) -> Option<NonZeroU16> {
+        let ServiceObjectPort { name, port, protocol, node_port } = self.port;
+        let number = (*node_port)?;
+        let name = if name.is_empty() { port.to_string() } else { name.to_string() };
+        let field = format!("spec.ports[{name}/{protocol}].nodePort");
+        let refusal = self.port_of_nodes(number, *protocol, false);
+        if self.gets(VipClaim::NodePort(number, *protocol), &field, refusal) { Some(number) } else { None }
+    }
+
+    /// The port for health checks, if the Service gets it.
+    fn health_check_node_port(&mut self, number: Option<NonZeroU16>) -> Option<NonZeroU16> {
+        let number = number?;
+        let claim = VipClaim::NodePort(number, Protocol::Tcp);
+        let refusal = self.port_of_nodes(number, Protocol::Tcp, true);
+        if self.gets(claim, "spec.healthCheckNodePort", refusal) { Some(number) } else { None }
     }
 
     /// Why another service port goes before this one if both claims are of the same kind.
@@ -362,29 +393,21 @@ impl<'c> Resolution<'_, 'c> {
 
     /// The external or load-balancer IPs that the service port gets.
     fn external(&mut self, ips: &[IpAddr], kind: ExternalKind) -> Vec<IpAddr> {
-        let ServiceObjectPort { port, protocol, .. } = *self.port;
-        let protected = &self.claims.protected;
         let field = match kind {
             ExternalKind::External => "spec.externalIPs",
             ExternalKind::LoadBalancer => "status.loadBalancer.ingress",
         };
+        let ServiceObjectPort { port, protocol, .. } = *self.port;
         let refused_before = self.refused.claims.len();
+
         let mut used = Vec::with_capacity(ips.len());
         for ip in ips {
-            let claim = VipClaim::ExternalIp(*ip, port, protocol);
-            let refusal = if let Some(owner) = protected.owner(*ip, kind, self.age) {
-                let text = format!("{ip} is not served: it would shadow {owner}; use another address");
-                Some(Refusal::Protected(text))
-            } else if let Some(owner) = protected.port_owner(*ip, kind, port, protocol) {
-                let text = format!("{ip} is not served on port {port}/{protocol}: it would shadow {owner}");
-                Some(Refusal::Protected(text))
-            } else {
-                self.winner(claim, Some(kind)).or_else(|| self.node_port_at(*ip, kind))
-            };
-            if self.gets(claim, field, refusal) {
+            let refusal = self.external_ip(*ip, kind);
+            if self.gets(VipClaim::ExternalIp(*ip, port, protocol), field, refusal) {
                 used.push(*ip);
             }
         }
+
         let refused = self.refused.claims.len() - refused_before;
         if refused > MAX_DESCRIBED {
             let more = refused - MAX_DESCRIBED;
@@ -392,6 +415,23 @@ impl<'c> Resolution<'_, 'c> {
             self.refused.problems.push(ObjectProblem { field: field.to_owned(), message });
         }
         used
+    }
+
+    /// Why the service port does not get an external or load-balancer IP.
+    fn external_ip(&mut self, ip: IpAddr, kind: ExternalKind) -> Option<Refusal<'c>> {
+        let ServiceObjectPort { port, protocol, .. } = *self.port;
+        let protected = &self.claims.protected;
+        if let Some(owner) = protected.owner(ip, kind, self.age) {
+            let text = format!("{ip} is not served: it would shadow {owner}; use another address");
+            return Some(Refusal::Protected(text));
+        }
+        if let Some(owner) = protected.port_owner(ip, kind, port, protocol) {
+            let text = format!("{ip} is not served on port {port}/{protocol}: it would shadow {owner}");
+            return Some(Refusal::Protected(text));
+        }
+
+        let claim = VipClaim::ExternalIp(ip, port, protocol);
+        self.winner(claim, Some(kind)).or_else(|| self.node_port_at(ip, kind))
     }
 
     /// Records a refusal. Returns whether there is none.
@@ -416,19 +456,26 @@ pub(super) fn external_ips(service: &ServiceObject) -> impl Iterator<Item = (IpA
 
 fn claims(service: &ServiceObject, port: &ServiceObjectPort) -> impl Iterator<Item = (VipClaim, Claimant)> {
     let ServiceObjectPort { port: number, protocol, node_port, .. } = *port;
-    let claimant = move |external: bool, health_check: bool| {
-        let (age, key) = (service.created.into(), key_of(service, port));
-        Claimant { external, age, key, health_check }
+    let claimant = move |external: bool, health_check: bool| Claimant {
+        external,
+        age: service.created.into(),
+        key: key_of(service, port),
+        health_check,
     };
+
     let cluster_ips = [service.cluster_ips.v4, service.cluster_ips.v6].into_iter().flatten();
     let cluster_ips = cluster_ips.map(move |ip| VipClaim::ClusterIp(ip, number, protocol));
     let own = cluster_ips.chain(node_port.map(|number| VipClaim::NodePort(number, protocol)));
-    let health_check = service.health_check_node_port.map(|number| VipClaim::NodePort(number, Protocol::Tcp));
-    let external = external_ips(service).map(move |(ip, kind)| {
-        (VipClaim::ExternalIp(ip, number, protocol), claimant(kind == ExternalKind::External, false))
-    });
     let own = own.map(move |claim| (claim, claimant(false, false)));
-    own.chain(health_check.map(|claim| (claim, claimant(false, true)))).chain(external)
+
+    let health_check = service.health_check_node_port.map(|number| VipClaim::NodePort(number, Protocol::Tcp));
+    let health_check = health_check.map(|claim| (claim, claimant(false, true)));
+
+    let external = external_ips(service).map(move |(ip, kind)| {
+        let claimant = claimant(kind == ExternalKind::External, false);
+        (VipClaim::ExternalIp(ip, number, protocol), claimant)
+    });
+    own.chain(health_check).chain(external)
 }
 
 impl fmt::Display for Refusal<'_> {

@@ -24,7 +24,7 @@ proptest! {
             index.apply(update.clone());
             untouched.apply(update);
             index.plan(objects.clone()).unwrap();
-            prop_assert_eq!(&index.dirty, &untouched.dirty);
+            prop_assert_eq!(&index.pending, &untouched.pending);
             prop_assert_eq!(&index.claims, &untouched.claims);
             prop_assert_eq!(&index.limited, &untouched.limited);
             if take_changes {
@@ -100,6 +100,20 @@ fn state_of(view: Option<&ServicePortView>, node: &NodeInfo) -> impl PartialEq {
         let pools = view.pools().map(|(.., pools)| pools.resolve(&node.name, &node.zone));
         (&view.port, pools.collect::<Vec<_>>())
     })
+}
+
+#[test]
+fn planned_slices_are_no_changed_entries() {
+    let mut index = new_index();
+    for kind in ObjectKind::ALL {
+        index.apply(SourceUpdate::Replace(kind, Vec::new()));
+    }
+    index.apply(put(slice("web-1", "web", vec![endpoint("10.1.0.1", "node-0")])));
+    index.take_changed_entries();
+
+    index.plan(vec![parsed(slice("web-1", "web", vec![endpoint("10.1.0.2", "node-0")]))]).unwrap();
+
+    assert_eq!(index.take_changed_entries(), ChangedEntries::default());
 }
 
 #[test]
