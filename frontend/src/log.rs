@@ -175,9 +175,11 @@ impl PreparedChanges {
         before: &[Option<Arc<ServicePortView>>],
         zone_of: impl Fn(&str) -> &'a str,
     ) -> Self {
-        let (mut ports, mut operations) = (Vec::new(), CommitOperations::default());
+        let mut ports = Vec::new();
+        let mut operations = CommitOperations::default();
         for ((key, view), before) in iter::zip(mem::take(&mut changes.ports), before) {
-            let (before, after) = (before.as_deref(), view.as_ref());
+            let before = before.as_deref();
+            let after = view.as_ref();
             if before == after {
                 continue;
             }
@@ -308,9 +310,14 @@ impl ChangeLog {
 
     /// A snapshot or repair of a node with these operations.
     fn update(&self, node: &str, chunks: Vec<Arc<EncodedChunk>>) -> NodeUpdate {
-        let Self { revision: target, kind_versions, .. } = *self;
-        let (oldest_trigger, committed_at) = (None, None);
-        NodeUpdate { target, chunks, oldest_trigger, committed_at, digest: self.digest(node), kind_versions }
+        NodeUpdate {
+            target: self.revision,
+            chunks,
+            oldest_trigger: None,
+            committed_at: None,
+            digest: self.digest(node),
+            kind_versions: self.kind_versions,
+        }
     }
 
     /// About the size of a snapshot, in bytes.

@@ -122,14 +122,19 @@ impl ChangeHistory {
     }
 
     pub(crate) fn push(&mut self, change: LoggedChange) {
-        let (number, size, namespace) = (self.next, change.size(), change.key.namespace.clone());
-        self.next += 1;
+        let number = self.next;
+        let size = change.size();
+        let namespace = change.key.namespace.clone();
+
         let mut history = self.take(&namespace);
         history.numbers.push_back(number);
         history.size += size;
         self.put(namespace, history);
+
+        self.next += 1;
         self.size += size;
         self.changes.insert(number, Arc::new(change));
+
         while self.size > MAX_BYTES || self.changes.len() > MAX_CHANGES {
             let Some((_, largest)) = self.by_size.last().cloned() else { return };
             self.forget_oldest(largest);
@@ -155,7 +160,7 @@ impl ChangeHistory {
             None if namespace.is_empty() => self.emptied.latest_of_all().max(of_namespaces()),
             None => self.emptied.latest(namespace),
         };
-        let moved = self.moves.latest(node).filter(|_| !node.is_empty());
+        let moved = if node.is_empty() { None } else { self.moves.latest(node) };
         forgotten_until.max(moved).unwrap_or(UNIX_EPOCH)
     }
 

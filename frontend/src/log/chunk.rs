@@ -76,7 +76,8 @@ impl EncodedChunk {
     /// Packs operations into chunks, in order.
     pub(super) fn pack(operations: impl IntoIterator<Item = Operation>) -> Chunks {
         let mut chunks = Vec::new();
-        let (mut pending, mut size) = (Vec::new(), 0);
+        let mut pending = Vec::new();
+        let mut size = 0;
         for operation in operations {
             let more = size_bound(&operation);
             if size + more > CHUNK_BYTES && !pending.is_empty() {

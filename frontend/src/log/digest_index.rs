@@ -57,6 +57,7 @@ impl DigestIndex {
         let bucket = hash.bucket();
         let default = hash.pool(class, &pools.default);
         apply(&mut self.all_nodes[bucket], default);
+
         let mut by_zone = Scoped { default, ..Scoped::default() };
         for (zone, pool) in &pools.zones {
             let digest = hash.pool(class, pool);

@@ -63,7 +63,7 @@ impl History {
     /// The commits after a revision, oldest first; `None` when some of them have been removed.
     pub(super) fn since(&self, from: Revision) -> Option<impl Iterator<Item = &Arc<CommitRecord>> + Clone> {
         let skip = usize::try_from(from.0.checked_sub(self.floor.0)?).ok()?;
-        (skip <= self.commits.len()).then(|| self.commits.range(skip..))
+        if skip <= self.commits.len() { Some(self.commits.range(skip..)) } else { None }
     }
 }
 
@@ -75,18 +75,22 @@ impl CommitRecord {
     ) -> Self {
         /// The overhead of a map entry.
         const MAP_ENTRY: usize = 64;
+
         let CommitOperations { all, scoped, own } = operations;
         let all = EncodedChunk::pack(all);
         let own: BTreeMap<_, _> =
             own.into_iter().map(|(node, operations)| (node, EncodedChunk::pack(operations))).collect();
+
         let scoped_chunks = scoped.iter().flat_map(|Scoped { default, zones, nodes }| {
             iter::once(default).chain(zones.values()).chain(nodes.values())
         });
-        let (mut size, mut counted) = (size_of::<Self>(), HashSet::new());
+        let mut size = size_of::<Self>();
+        let mut counted = HashSet::new();
         for chunks in scoped_chunks.chain(own.values()).chain([&all]) {
             let unshared = chunks.iter().filter(|chunk| counted.insert(Arc::as_ptr(chunk)));
             size += MAP_ENTRY + unshared.map(|chunk| chunk.memory()).sum::<usize>();
         }
+
         Self { committed: Instant::now(), oldest_trigger, all, scoped, own, moved, size }
     }
 

@@ -89,12 +89,14 @@ impl CommitOperations {
         if before.is_none_or(|before| before.port != after.port) {
             self.all.push(Operation::PutServicePort(after.port.clone()));
         }
+
         let new = ServicePortView::without_endpoints(after.port.clone());
         let before = before.unwrap_or(&new);
         for ((class, family, before), (.., after)) in iter::zip(before.pools(), after.pools()) {
             if before == after {
                 continue;
             }
+
             let id = PoolId { key: key.clone(), class, family };
             if class == PoolClass::Local {
                 self.change_local(&id, before, after);
@@ -110,7 +112,8 @@ impl CommitOperations {
     fn change_local(&mut self, id: &PoolId, before: &Scoped<Pool>, after: &Scoped<Pool>) {
         for (node, (own_before, own_after)) in pairs(&before.nodes, &after.nodes) {
             if own_before != own_after {
-                let (before, after) = (own_before.unwrap_or(&before.default), own_after.unwrap_or(&after.default));
+                let before = own_before.unwrap_or(&before.default);
+                let after = own_after.unwrap_or(&after.default);
                 change_pool(id.clone(), before, after, self.own.entry(node.clone()).or_default());
             }
         }
@@ -131,6 +134,7 @@ pub(super) fn changed_nodes(before: Option<&ServicePortView>, after: Option<&Ser
     let (Some(before), Some(after)) = (before, after) else {
         return before.or(after).into_iter().flat_map(ServicePortView::nodes).cloned().collect();
     };
+
     let mut nodes = BTreeSet::new();
     for ((.., before), (.., after)) in iter::zip(before.pools(), after.pools()) {
         let is_moved = before.default != after.default || before.zones != after.zones;
@@ -161,41 +165,59 @@ pub(super) fn put_for_node(view: &ServicePortView, node: &str, operations: &mut 
     }
 }
 
-/// What each node receives when a pool changes that zones or nodes have of their own. Those that gain or lose their own
-/// pool are sent the one that they have now: those that lose theirs share one message.
-fn change_scoped<'a>(
+/// The change of a pool that zones or nodes have of their own.
+struct ScopedChange<'s, 'z> {
+    id: &'s PoolId,
+    after: &'s Scoped<Pool>,
+    /// The pool of each zone, for nodes that lose their own and share one message. The empty name stands for zones
+    /// without a pool of their own.
+    of_zones: BTreeMap<&'z str, Chunks>,
+}
+
+/// What each node receives when a pool changes that zones or nodes have of their own.
+fn change_scoped<'z>(
     id: &PoolId,
     before: &Scoped<Pool>,
     after: &Scoped<Pool>,
-    zone_of: impl Fn(&str) -> &'a str,
+    zone_of: impl Fn(&str) -> &'z str,
 ) -> Scoped<Chunks> {
-    let change = |before: &Pool, after: &Pool| {
-        let mut operations = Vec::new();
-        change_pool(id.clone(), before, after, &mut operations);
-        EncodedChunk::pack(operations)
-    };
-    let replace = |pool: &Pool| {
-        let mut operations = Vec::new();
-        chunk::replace(id.clone(), pool, &mut operations);
-        EncodedChunk::pack(operations)
-    };
-    // By zone; the empty name stands for zones without a pool of their own.
-    let mut of_zones = BTreeMap::<&str, Chunks>::new();
-    let mut in_zone = |zone: &'a str| {
-        let zone = if after.zones.contains_key(zone) { zone } else { "" };
-        of_zones.entry(zone).or_insert_with(|| replace(after.in_zone(zone))).clone()
-    };
-    let mut of_scope = |pools: Pair<'_, Pool>, zone: &'a str| match pools {
-        (Some(before), Some(after)) => change(before, after),
-        (_, Some(narrow)) => replace(narrow),
-        (_, None) => in_zone(zone),
-    };
+    let mut change = ScopedChange { id, after, of_zones: BTreeMap::new() };
     // A zone or node without a change is listed too: otherwise the change of the wider scope would apply to it.
     let zones = pairs(&before.zones, &after.zones);
-    let zones = zones.map(|(zone, pools)| (zone.clone(), of_scope(pools, ""))).collect();
+    let zones = zones.map(|(zone, pools)| (zone.clone(), change.chunks(pools, ""))).collect();
     let nodes = pairs(&before.nodes, &after.nodes);
-    let nodes = nodes.map(|(node, pools)| (node.clone(), of_scope(pools, zone_of(node)))).collect();
-    Scoped { default: change(&before.default, &after.default), zones, nodes }
+    let nodes = nodes.map(|(node, pools)| (node.clone(), change.chunks(pools, zone_of(node)))).collect();
+    Scoped { default: changed_pool(id, &before.default, &after.default), zones, nodes }
+}
+
+impl<'z> ScopedChange<'_, 'z> {
+    /// What nodes receive whose own pool changes. A node that gains or loses its own pool is sent the pool that it has
+    /// now.
+    fn chunks(&mut self, own: Pair<'_, Pool>, zone: &'z str) -> Chunks {
+        match own {
+            (Some(before), Some(after)) => changed_pool(self.id, before, after),
+            (None, Some(gained)) => replaced_pool(self.id, gained),
+            (_, None) => self.pool_of_zone(zone),
+        }
+    }
+
+    fn pool_of_zone(&mut self, zone: &'z str) -> Chunks {
+        let zone = if self.after.zones.contains_key(zone) { zone } else { "" };
+        let chunks = self.of_zones.entry(zone);
+        chunks.or_insert_with(|| replaced_pool(self.id, self.after.in_zone(zone))).clone()
+    }
+}
+
+fn changed_pool(id: &PoolId, before: &Pool, after: &Pool) -> Chunks {
+    let mut operations = Vec::new();
+    change_pool(id.clone(), before, after, &mut operations);
+    EncodedChunk::pack(operations)
+}
+
+fn replaced_pool(id: &PoolId, pool: &Pool) -> Chunks {
+    let mut operations = Vec::new();
+    chunk::replace(id.clone(), pool, &mut operations);
+    EncodedChunk::pack(operations)
 }
 
 /// Appends the operations that change a pool; none if it stays as it is.
