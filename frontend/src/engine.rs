@@ -69,29 +69,36 @@ impl Frontend {
     ///
     /// Drops `ready` when every kind of object has been listed. No client is served before.
     pub async fn run(&self, mut updates: mpsc::Receiver<SourceUpdate>, ready: ReadyGuard, shutdown: Shutdown) {
-        let mut ready = Some(ready);
         let stop = self.until_drained(shutdown.clone());
         tokio::pin!(stop);
-        let (mut received, mut queue, mut has_ended) = (Vec::new(), UpdateQueue::default(), false);
-        let (mut is_pending, mut due, mut notices_due, mut refusals_due) = (false, Instant::now(), None, None);
+
+        let mut ready = Some(ready);
+        let mut received = Vec::new();
+        let mut queue = UpdateQueue::default();
+        let mut has_ended = false;
+        let mut has_uncommitted = false;
+        let mut commit_due = Instant::now();
+        let mut notices_due = None;
+        let mut refusals_due = None;
+
         loop {
             let has_room = queue.len() < QUEUED_UPDATES;
             tokio::select! {
                 biased;
                 () = &mut stop => break,
                 // A timer would fire later than at once when the time has passed.
-                () = async { if Instant::now() < due { sleep_until(due).await } }, if is_pending => {
+                () = async { if Instant::now() < commit_due { sleep_until(commit_due).await } }, if has_uncommitted => {
                     // What has been queued until now joins this commit.
                     let late = iter::from_fn(|| updates.try_recv().ok());
                     late.take(QUEUED_UPDATES.saturating_sub(queue.len())).for_each(|update| queue.push(update));
                     self.apply(&mut queue).await;
-                    is_pending = !queue.is_empty();
+                    has_uncommitted = !queue.is_empty();
                     if self.commit() {
                         drop(ready.take());
                         notices_due = self.report_problems();
                         refusals_due = refusals_due.or_else(|| self.refusals_due());
                     }
-                    due = Instant::now() + self.interval();
+                    commit_due = Instant::now() + self.interval();
                 }
                 () = runtime::sleep_until(refusals_due) => {
                     self.context.cluster.index().describe_refusals();
@@ -102,7 +109,7 @@ impl Frontend {
                 count = updates.recv_many(&mut received, QUEUED_UPDATES), if !has_ended && has_room => {
                     received.drain(..).for_each(|update| queue.push(update));
                     self.apply(&mut queue).await;
-                    is_pending |= count > 0;
+                    has_uncommitted |= count > 0;
                     has_ended = count == 0;
                     if has_ended && !shutdown.is_triggered() {
                         warn!("object source ended, serving the last known state");
@@ -110,7 +117,7 @@ impl Frontend {
                 }
                 () = async {}, if !queue.is_empty() => {
                     self.apply(&mut queue).await;
-                    is_pending = true;
+                    has_uncommitted = true;
                 }
                 () = runtime::sleep_until(notices_due) => {
                     notices_due = self.report_problems();
@@ -135,7 +142,7 @@ impl Frontend {
     /// When more refused claims are described.
     fn refusals_due(&self) -> Option<Instant> {
         let is_outdated = self.context.cluster.index().has_outdated_refusals();
-        is_outdated.then(|| Instant::now() + self.interval())
+        if is_outdated { Some(Instant::now() + self.interval()) } else { None }
     }
 
     /// Returns after the shutdown when all streams have been drained, or should have been.

@@ -9,30 +9,16 @@
 //!                 server (gRPC) or local (channels in one process)
 //! ```
 //!
-//! | module | what it does |
-//! |---|---|
-//! | [`object`] | the relevant parts of Kubernetes objects |
-//! | [`source`] | reads objects from the API server or from manifests |
-//! | [`index`] | finds the service ports that a change affects, and resolves VIP conflicts |
-//! | `view` | computes a service port as seen from a zone or a node; pure |
-//! | `log` | current state, history and digests; differences, snapshots and repairs for a node; changes for people |
-//! | `cluster` | index, log and current revision, shared by all parts |
-//! | `engine` | applies updates and commits revisions |
-//! | `session` | the protocol of one stream |
-//! | [`identity`] | authentication and authorization of clients |
-//! | `server`, `local` | transports |
-//! | `tls` | TLS files, and the configuration of new handshakes |
-//! | `streams` | the open streams and the nodes that should have one |
-//! | `config` | settings, and limits of clients, connections and history |
-//! | `context` | what all parts share |
-//! | `clients`, `per_client` | what one client may take |
-//! | `page`, `metrics`, `scrape` | what operators see |
-//! | `cached` | what is computed once per second for all of them |
-//! | `events` | Kubernetes Events about nodes |
-//! | `excerpt` | the start of a text that a client has chosen |
-//! | `discovery` | addresses of frontends |
-//! | `drains` | whether any node still sends new connections to a pod that ends |
-//! | `startup_taint` | removes the taint of nodes that start |
+//! The way in is [`Frontend::run`] in `engine`: it applies the updates of a [`source`] to the [`index`], computes the
+//! `view` of each service port that may have changed, and commits the changes to the `log`. `cluster` has index and log
+//! with their locks.
+//!
+//! `session` is the other side: one stream of one node, for which it asks the log what has changed since the revision
+//! of the node. It knows no transport. `context` is what all sessions and the engine share: the settings, the open
+//! `streams`, and the limits of `clients`, because a client must not take the frontend away from others.
+//!
+//! All else stands beside this path: [`identity`] and `tls` tell who a client is, `page`, `metrics` and `events` tell
+//! people what happens, and `drains` tells nodes when a pod that ends gets no new connections any more.
 
 mod cached;
 mod clients;

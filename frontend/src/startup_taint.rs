@@ -41,18 +41,20 @@ impl Frontend {
 }
 
 async fn run(context: &FrontendContext, nodes: Api<Node>) {
-    let (mut tried, mut failures) = (HashMap::<Arc<str>, Instant>::new(), Repeated::default());
+    let mut tried = HashMap::<Arc<str>, Instant>::new();
+    let mut failures = Repeated::default();
     let mut ticks = interval(CHECK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+
     loop {
         ticks.tick().await;
         tried.retain(|_, at| at.elapsed() < RETRY_DELAY);
         let due: Vec<_> = due(context).into_iter().filter(|node| !tried.contains_key(node)).collect();
+
         for node in due.into_iter().take(NODES_PER_INTERVAL) {
             tried.insert(node.clone(), Instant::now());
-            let removed =
-                timeout(API_REQUEST_TIMEOUT, remove(&nodes, &node)).await.map_err(anyhow::Error::from).flatten();
-            match removed {
+            let removed = timeout(API_REQUEST_TIMEOUT, remove(&nodes, &node)).await;
+            match removed.map_err(anyhow::Error::from).flatten() {
                 Ok(true) => info!(%node, taint = STARTUP_TAINT, "removed the taint: the node is programmed"),
                 Ok(false) => {}
                 Err(error) => {

@@ -134,6 +134,16 @@ struct Counted {
     is_failing: bool,
 }
 
+/// What changes of Node objects mean for backends. For log lines.
+#[derive(Debug, Default)]
+struct NodeTransitions {
+    /// Nodes whose backend is connected and whose object was deleted.
+    lost: Vec<Arc<str>>,
+    /// Nodes whose backend is connected and whose object was created.
+    returned: Vec<Arc<str>>,
+    without_addresses: Vec<Arc<str>>,
+}
+
 /// Removes the stream when it is dropped.
 #[derive(Debug)]
 pub(crate) struct StreamGuard {
@@ -207,37 +217,7 @@ impl Streams {
         if changes.is_empty() {
             return;
         }
-        let (mut lost, mut returned, mut without_addresses) = (Vec::new(), Vec::new(), Vec::new());
-        self.with(|fleet| {
-            for (name, node) in changes {
-                let is_connected = fleet.backends.contains_key(name);
-                if let Some(node) = node {
-                    let is_new = fleet.add_node(name);
-                    returned.extend((is_new && is_connected).then(|| name.clone()));
-                    let loses_addresses = fleet.set_has_addresses(name, !node.addresses.is_empty());
-                    without_addresses.extend(loses_addresses.then(|| name.clone()));
-                } else {
-                    let existed = fleet.remove_node(name);
-                    lost.extend((existed && is_connected).then(|| name.clone()));
-                }
-            }
-        });
-        if !lost.is_empty() {
-            let (count, nodes) = (lost.len(), listed(&lost));
-            warn!(
-                count,
-                ?nodes,
-                "Node objects of connected backends were deleted, these nodes use their last addresses and pod CIDRs"
-            );
-        }
-        if !without_addresses.is_empty() {
-            let (count, nodes) = (without_addresses.len(), listed(&without_addresses));
-            warn!(count, ?nodes, "Node objects have no addresses any more, these nodes use their last ones");
-        }
-        if !returned.is_empty() {
-            let (count, nodes) = (returned.len(), listed(&returned));
-            info!(count, ?nodes, "Node objects of connected backends were created");
-        }
+        self.with(|fleet| fleet.update_nodes(changes)).log();
     }
 
     /// Whether the cluster has this node.
@@ -319,9 +299,54 @@ impl Streams {
     }
 }
 
+// === impl NodeTransitions ===
+
+impl NodeTransitions {
+    fn log(&self) {
+        let Self { lost, returned, without_addresses } = self;
+        if !lost.is_empty() {
+            warn!(
+                count = lost.len(),
+                nodes = ?listed(lost),
+                "Node objects of connected backends were deleted, these nodes use their last addresses and pod CIDRs"
+            );
+        }
+        if !without_addresses.is_empty() {
+            let nodes = listed(without_addresses);
+            let count = without_addresses.len();
+            warn!(count, ?nodes, "Node objects have no addresses any more, these nodes use their last ones");
+        }
+        if !returned.is_empty() {
+            let nodes = listed(returned);
+            info!(count = returned.len(), ?nodes, "Node objects of connected backends were created");
+        }
+    }
+}
+
 // === impl Fleet ===
 
 impl Fleet {
+    fn update_nodes(&mut self, changes: &NodeChanges) -> NodeTransitions {
+        let mut transitions = NodeTransitions::default();
+        for (name, node) in changes {
+            let is_connected = self.backends.contains_key(name);
+            let Some(node) = node else {
+                if self.remove_node(name) && is_connected {
+                    transitions.lost.push(name.clone());
+                }
+                continue;
+            };
+
+            if self.add_node(name) && is_connected {
+                transitions.returned.push(name.clone());
+            }
+            if self.set_has_addresses(name, !node.addresses.is_empty()) {
+                transitions.without_addresses.push(name.clone());
+            }
+        }
+        transitions
+    }
+
     /// Backend streams, by node. The last one of a node represents it.
     pub(crate) fn backends(&self) -> impl Iterator<Item = &StreamStatus> {
         self.backends.values().flatten().filter_map(|id| self.streams.get(id))

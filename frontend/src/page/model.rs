@@ -244,10 +244,12 @@ fn elsewhere_row(node: &str, fleet: &Fleet) -> PageRow {
 
 fn node_row(condition: NodeCondition, status: &StreamStatus, fleet: &Fleet) -> PageRow {
     let (state, class) = condition.describe();
-    let (lag, failures) = (status.lag(), &status.failures);
+    let lag = status.lag();
+    let failures = &status.failures;
     let known = |text: String, is_known: bool| if is_known { text } else { "–".to_owned() };
     let first_failure = failures.first().map(|failure| format!("{}: {}", failure.key, failure.reason));
     let first_failure = status.degraded.first().cloned().or(first_failure);
+
     let row = PageRow::of([
         status.node.to_string(),
         state.to_owned(),
@@ -280,7 +282,8 @@ fn change_row(LoggedChange { at, revision, key, summary, .. }: &LoggedChange) ->
 
 /// The service ports by key, those that have lost their last endpoint first, and the number of their endpoints.
 fn service_rows(cluster: &ClusterState) -> (Vec<PageRow>, usize) {
-    let (mut rows, mut endpoints) = (Vec::new(), 0);
+    let mut rows = Vec::new();
+    let mut endpoints = 0;
     for bucket in 0..BUCKETS {
         let log = cluster.log();
         for (key, view) in log.bucket_views(bucket) {
@@ -288,11 +291,13 @@ fn service_rows(cluster: &ClusterState) -> (Vec<PageRow>, usize) {
             let addresses = list(vip_addresses(&view.port));
             let node_port = view.port.node_port.map(|number| format!("node port {number}"));
             let vips: Vec<_> = [addresses].into_iter().filter(|text| !text.is_empty()).chain(node_port).collect();
+
             let class = if log.lost.contains(key) { "bad" } else { "" };
             let row = PageRow::of([key.to_string(), vips.join(", "), view.endpoints().to_string()]);
             rows.push(PageRow { class, ..row });
         }
     }
+
     rows.sort_by(|one, other| (other.class, &one.cells).cmp(&(one.class, &other.cells)));
     (rows, endpoints)
 }
