@@ -155,15 +155,6 @@ impl<T> PerFamily<T> {
     }
 }
 
-impl<T, U> PerFamily<(T, U)> {
-    /// The first value of each family, and the second one.
-    #[must_use]
-    pub fn unzip(self) -> (PerFamily<T>, PerFamily<U>) {
-        let Self { v4, v6 } = self;
-        (PerFamily { v4: v4.0, v6: v6.0 }, PerFamily { v4: v4.1, v6: v6.1 })
-    }
-}
-
 impl<T> IntoIterator for PerFamily<T> {
     type Item = (IpFamily, T);
     type IntoIter = array::IntoIter<(IpFamily, T), 2>;

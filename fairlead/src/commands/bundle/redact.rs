@@ -135,7 +135,8 @@ mod tests {
     #[test]
     fn addresses_are_found_after_words_and_in_raw_data() {
         let mut redactor = Redactor::new(true);
-        let text = "x:10.0.0.1 node:10.0.0.1:80 node:fd00::1 de:10.0.0.1: std::fmt fd00::1:http fd00::1.local 1a:2b:3c:4d:5e:6f\n\
+        let text = "x:10.0.0.1 node:10.0.0.1:80 node:fd00::1 de:10.0.0.1: std::fmt \
+            fd00::1:http fd00::1.local 1a:2b:3c:4d:5e:6f\n\
             add rule ip nat X @nh,96,24 != 0x0a4d05 th dport 80 counter [target 0x0900444e4154] [counter 0x]\n\
             meta mark & 0x00004000 0x00004000\n";
         let expected = "x:v4-1 node:v4-1:80 node:v6-2 de:v4-1: std::fmt v6-2:http v6-2.local 1a:2b:3c:4d:5e:6f\n\
