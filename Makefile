@@ -212,14 +212,20 @@ define bench_build
 	cargo build --locked --release -p fairlead --bin fairlead -p fairlead-bench --bin bench
 endef
 
+# Progress is on stderr. The table in the end has the figures of all benchmarks that have a goal.
 bench: ### measure every figure of docs/performance.md
 	$(bench_build)
 	cargo bench --locked -p fairlead-backend-nft -p fairlead-backend-iptables --bench kernel --no-run
-	$(ROOT) $(TARGET_DIR)/release/bench
-	$(ROOT) $(TARGET_DIR)/release/bench adversary
-	$(ROOT) cargo bench --quiet --locked -p fairlead-backend-nft --bench kernel -- --full
-	$(ROOT) cargo bench --quiet --locked -p fairlead-backend-iptables --bench kernel -- --full
-	$(ROOT) cargo bench --quiet --locked -p fairlead-bench --bench ipvs
+	@mkdir -p $(TARGET_DIR)/bench
+	$(ROOT) $(TARGET_DIR)/release/bench -o json >$(TARGET_DIR)/bench/programs.json
+	$(ROOT) $(TARGET_DIR)/release/bench adversary >&2
+	$(ROOT) cargo bench --quiet --locked -p fairlead-backend-nft --bench kernel -- --full -o json \
+		>$(TARGET_DIR)/bench/nftables.json
+	$(ROOT) cargo bench --quiet --locked -p fairlead-backend-iptables --bench kernel -- --full -o json \
+		>$(TARGET_DIR)/bench/iptables.json
+	$(ROOT) cargo bench --quiet --locked -p fairlead-bench --bench ipvs -- json >$(TARGET_DIR)/bench/ipvs.json
+	@$(TARGET_DIR)/release/bench table \
+		$(foreach name,programs nftables iptables ipvs,$(TARGET_DIR)/bench/$(name).json)
 
 bench-quick: ### count the instructions of a change in the tree and in BASE=HEAD~: what grew by more than 1 %
 	@.ci/setup bench-quick

@@ -116,7 +116,7 @@ async fn measure_large(services: u32, each: u32) -> BenchReport {
     report.duration("snapshot: until default/kubernetes answers", first - start);
     report.duration("snapshot: until everything is programmed", start.elapsed());
     report.bytes("memory: the process", rss());
-    report.duration("restart, nothing changed", time(&mut self::backend(), &state).await);
+    report.duration("snapshot: restart, nothing changed", time(&mut self::backend(), &state).await);
     steps::replace(&mut report, &mut backend, state).await;
     report
 }

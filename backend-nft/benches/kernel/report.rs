@@ -75,10 +75,32 @@ impl BenchReport {
 
     pub(crate) fn print_json(&self) {
         let measurements = self.measurements.iter().map(|Measurement { services, what, value, unit }| {
-            json!({ "services": services, "what": what, "value": value, "unit": unit })
+            json!({ "services": services, "what": what, "value": value, "unit": unit, "goal": goal(*services, what) })
         });
         println!("{}", json!({ "backend": "nftables", "measurements": measurements.collect::<Vec<_>>() }));
     }
+}
+
+/// The limit of a measurement, in its unit, as in docs/performance.md.
+fn goal(services: u32, what: &str) -> Option<f64> {
+    let goal = match (services, what) {
+        (_, "one endpoint replaced, longest") => 5.0,
+        (_, "100,000 connections, one in a hundred to an endpoint that is gone: handled") => 300.0,
+        (10_000, "cold load, in all") => 500.0,
+        (10_000, "cold load, inside sendmsg") => 300.0,
+        (10_000, "cold load, longest transaction") => 50.0,
+        (10_000, "one endpoint replaced, median") => 1.0,
+        (10_000, "one endpoint added, median") => 2.0,
+        (10_000, "two added, the only pool of that size, median") => 20.0,
+        (10_000, "restart, nothing changed") => 300.0,
+        (10_000, "reconcile, nothing changed") => 100.0,
+        (10_000, "snapshot: until everything is programmed") => 2_000.0,
+        (50_000, "snapshot: until everything is programmed") => 3_000.0,
+        (_, "snapshot: until default/kubernetes answers") => 200.0,
+        (_, "100,000 UDP flows, one in ten stale: deleted") => 300.0,
+        _ => return None,
+    };
+    Some(goal)
 }
 
 /// The resident memory of the process (`VmRSS`), in bytes.

@@ -1,5 +1,5 @@
 //! Benchmarks of the IPVS backend in user-mode-linux: a cold start, one change and a restart, compared with `ipvsadm
-//! -R`, `ipset restore` and `ip -batch` for the same objects.
+//! -R`, `ipset restore` and `ip -batch` for the same objects. With `json`, the last line is for programs.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -18,6 +18,7 @@ use backend_ipvs::{Ipvs, Settings};
 use e2e::uml;
 use iptables::Variant;
 use proto::model::{Endpoint, PoolClass};
+use serde_json::{Value, json};
 
 const SERVICES: u32 = 5_000;
 const ENDPOINTS: u32 = 5;
@@ -30,34 +31,41 @@ fn main() {
     }
     if !uml::is_guest() {
         let this = env::current_exe().unwrap();
-        assert_eq!(uml::run(&this, &["--bench"], DEADLINE).status, 0);
+        let guest = uml::run(&this, &["--bench"], DEADLINE);
+        assert_eq!(guest.status, 0);
+        if env::args().any(|argument| argument == "json") {
+            println!("{}", guest.shared.unwrap());
+        }
         return;
     }
     uml::load(&[]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(measure());
+    let measurements = runtime.block_on(measure());
+    let json = json!({ "backend": "ipvs", "measurements": measurements });
+    fs::write(uml::shared_file().unwrap(), json.to_string()).unwrap();
 }
 
 fn backend() -> Ipvs {
     backend_ipvs::open(Settings { iptables: Some(Variant::Legacy).into(), ..Settings::default() }).unwrap()
 }
 
-async fn reconcile(what: &str, state: &NodeState) -> Duration {
+/// Returns the time, and the number of writes.
+async fn reconcile(what: &str, state: &NodeState) -> (Duration, usize) {
     let started = Instant::now();
     let applied = backend().reconcile_all(state).await.unwrap();
     let elapsed = started.elapsed();
     println!("{what}: {:.2} s, {} writes", elapsed.as_secs_f64(), applied.writes);
-    elapsed
+    (elapsed, applied.writes)
 }
 
-async fn measure() {
+async fn measure() -> Vec<Value> {
     println!("{SERVICES} services x {ENDPOINTS} endpoints, IPv4");
     let state = synthetic(SERVICES, ENDPOINTS, Stack::V4);
     // Rules, sets, settings and the device, which the tools below do not create.
     reconcile("an empty state", &synthetic(0, 0, Stack::V4)).await;
-    let cold = reconcile("cold load", &state).await;
-    reconcile("restart, nothing changed", &state).await;
-    change(&state).await;
+    let (cold, _) = reconcile("cold load", &state).await;
+    let (restart, restart_writes) = reconcile("restart, nothing changed", &state).await;
+    let messages = change(&state).await;
     reconcile("change reverted", &state).await;
 
     let saved = save();
@@ -75,10 +83,22 @@ async fn measure() {
         }
     }
     println!("cold load : ipvsadm -R and ipset restore = 1 : {:.1}", tools.as_secs_f64() / cold.as_secs_f64());
+
+    vec![
+        measured("cold load", cold.as_secs_f64(), "s", None),
+        measured("cold load, to ipvsadm -R with ipset restore", cold.div_duration_f64(tools), "x", Some(0.1)),
+        measured("one endpoint replaced, messages", messages as f64, "", Some(4.0)),
+        measured("restart, nothing changed", restart.as_secs_f64(), "s", Some(2.0)),
+        measured("restart, nothing changed: writes", restart_writes as f64, "", Some(0.0)),
+    ]
 }
 
-/// One endpoint of one service is replaced.
-async fn change(state: &NodeState) {
+fn measured(what: &str, value: f64, unit: &str, goal: Option<f64>) -> Value {
+    json!({ "services": SERVICES, "what": what, "value": value, "unit": unit, "goal": goal })
+}
+
+/// One endpoint of one service is replaced. Returns the number of writes.
+async fn change(state: &NodeState) -> usize {
     let mut backend = backend();
     backend.reconcile_all(state).await.unwrap();
     let (mut state, mut target) = (state.clone(), state.clone());
@@ -97,6 +117,7 @@ async fn change(state: &NodeState) {
         elapsed.as_secs_f64() * 1e3,
         applied.writes
     );
+    applied.writes
 }
 
 /// The input with which the tools would create the same objects.

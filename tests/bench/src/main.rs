@@ -14,6 +14,7 @@
 //!   bench rollouts 200 5000     rollouts of ten pods beside 5,000 streams; not a part of everything
 //!   bench soak HOURS STREAMS    not a measurement: what grows or breaks in that time fails it
 //!   bench -o json               as JSON
+//!   bench table FILE...         one table of goals from such files
 //! ```
 //!
 //! | module | measures |
@@ -30,6 +31,7 @@
 //! | `rollouts` | failed connections of rollouts with and without the barrier, and the wait of each pod |
 //! | `soak` | whether memory or kernel objects grow, or connections break, in hours of load |
 //! | `peer` | Fairlead and kube-proxies beside each other, on a real API server |
+//! | `summary` | nothing; it prints the table of goals |
 //! | `manifests`, `api_server`, `credentials`, `lab`, `worker`, `report` | nothing; they are shared by the others |
 //!
 //! Requires root. The goals apply to two otherwise idle CPUs.
@@ -50,6 +52,7 @@ mod rollouts;
 mod scale;
 mod soak;
 mod state;
+mod summary;
 mod wire;
 mod worker;
 
@@ -126,6 +129,7 @@ fn run() -> Result<()> {
                 output(&report);
                 return Ok(());
             }
+            ["table", files @ ..] => return summary::print(files),
             ["peer", arguments @ ..] => {
                 let mut report = Report::default();
                 peer::measure(&mut report, &PeerOptions::parse(arguments)?)?;
