@@ -75,11 +75,23 @@ impl Lab {
     }
 
     pub(crate) fn spawn_local(&self, manifests: &Manifests) -> Process {
-        let directory = manifests.directory();
-        let mut command = self.command(&["local", "--backend", "nftables"]);
-        command.arg("--manifests").arg(directory).args(["--node-name", NODE, "--cluster-cidr", CLUSTER_CIDR]);
-        command.arg("--state-dir").arg(self.path("state")).arg("--conntrack-max-per-core=0");
+        let mut command = self.local(NODE);
+        command.arg("--manifests").arg(manifests.directory());
         self.spawn(command, "local.log")
+    }
+
+    /// On the API of a kubeconfig.
+    pub(crate) fn spawn_local_on_api(&self, kubeconfig: &Path, node: &str) -> Process {
+        let mut command = self.local(node);
+        command.envs([BACKEND_ENVIRONMENT]).arg("--kubeconfig").arg(kubeconfig);
+        self.spawn(command, "local.log")
+    }
+
+    fn local(&self, node: &str) -> Command {
+        let mut command = self.command(&["local", "--backend", "nftables"]);
+        command.args(["--node-name", node, "--cluster-cidr", CLUSTER_CIDR]);
+        command.arg("--state-dir").arg(self.path("state")).arg("--conntrack-max-per-core=0");
+        command
     }
 
     pub(crate) fn spawn_frontend(&self, manifests: &Manifests) -> Process {

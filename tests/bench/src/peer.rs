@@ -10,12 +10,16 @@
 //! |---|---|
 //! | `control_plane`, `api_connection` | start etcd and the API server, and write objects there |
 //! | `proxy` | start the programs that are compared |
+//! | `changes` | replace endpoints |
 //! | `node` | measure one of them |
+//! | `watches` | measure what a watch costs the API server |
 
 mod api_connection;
+mod changes;
 mod control_plane;
 mod node;
 mod proxy;
+mod watches;
 
 use std::{
     fs,
@@ -84,7 +88,7 @@ fn number(option: &str, value: Option<&&str>) -> Result<usize> {
 
 pub(crate) fn measure(report: &mut Report, options: &PeerOptions) -> Result<()> {
     let PeerOptions { programs, etcd, services, endpoints, others } = options;
-    let mut proxies = vec![Proxy::Fairlead, Proxy::kube_proxy(&programs.join("kube-proxy"), None)?];
+    let mut proxies = vec![Proxy::Fairlead, Proxy::Local, Proxy::kube_proxy(&programs.join("kube-proxy"), None)?];
     for (label, path) in others {
         proxies.push(Proxy::kube_proxy(path, Some(label))?);
     }
@@ -107,7 +111,7 @@ pub(crate) fn measure(report: &mut Report, options: &PeerOptions) -> Result<()> 
         measured.with_context(|| format!("measure {}", proxy.name()))?;
     }
     report.table(table);
-    Ok(())
+    watches::measure(report, &control_plane, &mut cluster)
 }
 
 /// What the table holds for.
@@ -122,7 +126,7 @@ fn deployment(options: &PeerOptions) -> Result<String> {
     let memory = lab::memory_of_machine()?;
     Ok(format!(
         "{services} Services x {endpoints} endpoints, {NODES} Nodes, nftables. Fairlead {fairlead}: a frontend and a \
-         backend, over TLS; kube-proxy with its defaults. All on one machine with {cpus} CPUs and {:.0} GB: Linux {}, \
+         backend, over TLS, and `local`; kube-proxy with its defaults. All on one machine with {cpus} CPUs and {:.0} GB: Linux {}, \
          nft {nft}, kube-apiserver {api_server}, etcd {etcd}.",
         memory as f64 / 1e6,
         kernel.trim(),

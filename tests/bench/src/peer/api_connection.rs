@@ -1,13 +1,13 @@
 //! A connection to an API server, over which one request follows the other: HTTP/1.1 with JSON over TLS.
 
 use std::{
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     sync::Arc,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use serde_json::Value;
 
@@ -28,8 +28,8 @@ impl ApiConnection {
         Ok(Self(BufReader::new(StreamOwned::new(session, stream))))
     }
 
-    /// Sends a request, and expects success.
-    pub(super) fn request(&mut self, method: &str, path: &str, body: &Value) -> Result<()> {
+    /// Sends a request, expects success, and returns the body of the response.
+    pub(super) fn request(&mut self, method: &str, path: &str, body: &Value) -> Result<Vec<u8>> {
         let body = body.to_string();
         let length = body.len();
         let request = format!(
@@ -43,7 +43,33 @@ impl ApiConnection {
         let (status, response) = self.response().with_context(|| format!("read the response to {method} {path}"))?;
         let text = String::from_utf8_lossy(&response);
         ensure!(status.starts_with('2'), "{method} {path}: {status}: {text}");
+        Ok(response)
+    }
+
+    /// Begins a watch, of which [`Self::skip`] reads the events. `media_type`: their encoding.
+    pub(super) fn watch(&mut self, path: &str, media_type: &str) -> Result<()> {
+        let stream = self.0.get_mut();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: api\r\nAccept: {media_type}\r\n\r\n").context("send a watch")?;
+        stream.flush()?;
+        let status = self.line()?;
+        ensure!(status.starts_with("HTTP/1.1 200"), "GET {path}: {status}");
+        while !self.line()?.is_empty() {}
         Ok(())
+    }
+
+    /// Reads what has come, and returns how many bytes it was; 0 if nothing comes within `timeout`.
+    pub(super) fn skip(&mut self, timeout: Duration) -> Result<usize> {
+        self.0.get_ref().sock.set_read_timeout(Some(timeout))?;
+        match self.0.fill_buf() {
+            Ok([]) => bail!("the API server has closed the watch"),
+            Ok(bytes) => {
+                let length = bytes.len();
+                self.0.consume(length);
+                Ok(length)
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Ok(0),
+            Err(error) => Err(error).context("read events"),
+        }
     }
 
     /// The status and the body.

@@ -120,6 +120,10 @@ impl ControlPlane {
         self.lab.run(|| ApiConnection::open(self.address(), &self.client))
     }
 
+    pub(super) fn api_server(&self) -> &Process {
+        &self.api_server
+    }
+
     fn address(&self) -> SocketAddr {
         SocketAddr::new(self.lab.address(), PORT)
     }
@@ -169,11 +173,12 @@ current-context: bench
 pub(super) fn put_slice(connection: &mut ApiConnection, cluster: &Cluster, id: SliceId, trigger: u64) -> Result<()> {
     let slice = cluster.slice(id, trigger);
     let name = slice["metadata"]["name"].as_str().context("the name of a slice")?;
-    connection.request("PUT", &format!("{}/{name}", path(Resource::EndpointSlice)?), &slice)
+    connection.request("PUT", &format!("{}/{name}", path(Resource::EndpointSlice)?), &slice)?;
+    Ok(())
 }
 
 /// Of all objects of a kind in `default`.
-fn path(resource: Resource) -> Result<String> {
+pub(super) fn path(resource: Resource) -> Result<String> {
     Ok(match resource {
         Resource::Node => "/api/v1/nodes".to_owned(),
         Resource::Service => "/api/v1/namespaces/default/services".to_owned(),

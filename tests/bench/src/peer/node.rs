@@ -5,7 +5,7 @@ use std::{
     io::{Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     thread,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
@@ -15,15 +15,11 @@ use nix::{
     sys::socket::{setsockopt, sockopt},
 };
 
-use super::{
-    api_connection::ApiConnection,
-    control_plane::{ControlPlane, put_slice},
-    proxy::Proxy,
-};
+use super::{changes::Changes, control_plane::ControlPlane, proxy::Proxy};
 use crate::{
     lab::{Lab, commit, kernel_memory, memory},
     scale::{
-        cluster::{Cluster, SliceId, cluster_ip},
+        cluster::{Cluster, cluster_ip},
         process::CpuTime,
     },
 };
@@ -38,8 +34,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(40);
 const PROBE_INTERVAL: Duration = Duration::from_millis(5);
 /// Endpoint changes, one at a time.
 const CHANGES: usize = 10;
-/// Changes under load.
-const CHANGES_PER_SECOND: u32 = 20;
+/// Of changes, and of new connections beside them.
 const LOAD_DURATION: Duration = Duration::from_secs(20);
 /// Between new connections under load.
 const CONNECTION_INTERVAL: Duration = Duration::from_millis(1);
@@ -65,13 +60,6 @@ pub(super) struct NodeUnderTest<'a> {
     changes: Changes<'a>,
 }
 
-/// What changes the cluster in the API. Each change, or sequence of changes, has a connection of its own, because the
-/// API server closes those that were idle for 90 s.
-struct Changes<'a> {
-    cluster: &'a mut Cluster,
-    made: usize,
-}
-
 /// Takes the name, the value and the unit of each figure.
 type Figures<'a> = dyn FnMut(&str, f64, &'static str) + 'a;
 
@@ -87,8 +75,7 @@ impl<'a> NodeUnderTest<'a> {
         lab.netns().ip("route add local 10.128.0.0/9 dev lo\nroute add 10.64.0.0/12 dev lo\n");
         let listener = lab.run(|| TcpListener::bind(("0.0.0.0", POD_PORT))).context("listen as the pods")?;
         thread::spawn(move || listener.incoming().flatten().for_each(greet));
-        let changes = Changes { cluster, made: 0 };
-        Ok(Self { lab, control_plane, proxy, changes })
+        Ok(Self { lab, control_plane, proxy, changes: Changes::new(cluster) })
     }
 
     pub(super) fn measure(mut self, figure: &mut Figures<'_>) -> Result<()> {
@@ -121,7 +108,7 @@ impl<'a> NodeUnderTest<'a> {
     fn start(&self, figure: &mut Figures<'_>) -> Result<Process> {
         let started = Instant::now();
         let process = self.proxy.start(&self.lab, self.control_plane)?;
-        let last = SocketAddr::new(cluster_ip(self.changes.cluster.services() - 1).into(), 80);
+        let last = SocketAddr::new(cluster_ip(self.changes.services() - 1).into(), 80);
         self.wait_for_pod(&process, last, &BTreeSet::new())?;
         figure("start: to the first packet through a VIP", started.elapsed().as_secs_f64(), "s");
         let used = CpuTime::of(&process)?.seconds();
@@ -259,43 +246,6 @@ impl<'a> NodeUnderTest<'a> {
     }
 }
 
-impl Changes<'_> {
-    /// Replaces an endpoint of the next Service.
-    fn replace_one(&mut self, connection: &mut ApiConnection) -> Result<()> {
-        // Services without zone hints: with them, a change may not concern this node.
-        let service = (self.made * 7_919 * 10 + 2) % self.cluster.services();
-        self.made += 1;
-        let id = SliceId { service, slice: 0 };
-        let reach = self.cluster.remove(id);
-        self.cluster.add(id, reach);
-        put_slice(connection, self.cluster, id, now())
-    }
-
-    /// Replaces one endpoint after the other.
-    fn replace_for(&mut self, mut connection: ApiConnection, duration: Duration) -> Result<()> {
-        let begun = Instant::now();
-        let mut next = begun;
-        while begun.elapsed() < duration {
-            self.replace_one(&mut connection)?;
-            next += Duration::from_secs(1) / CHANGES_PER_SECOND;
-            thread::sleep(next.saturating_duration_since(Instant::now()));
-        }
-        Ok(())
-    }
-
-    /// Replaces all endpoints of a Service, and returns the former ones.
-    fn replace_all(&mut self, connection: &mut ApiConnection, service: usize) -> Result<BTreeSet<Ipv4Addr>> {
-        let id = SliceId { service, slice: 0 };
-        let replaced: BTreeSet<_> = self.cluster.addresses(id).collect();
-        for _ in &replaced {
-            let reach = self.cluster.remove(id);
-            self.cluster.add(id, reach);
-        }
-        put_slice(connection, self.cluster, id, now())?;
-        Ok(replaced)
-    }
-}
-
 /// A pod's answer: its address.
 fn greet(mut connection: TcpStream) {
     if let Ok(address) = connection.local_addr()
@@ -358,10 +308,4 @@ fn quantile(times: &[Duration], share: f64) -> f64 {
 
 fn megabytes(kilobytes: u64) -> f64 {
     kilobytes as f64 * 1024.0 / 1e6
-}
-
-/// In microseconds since 1970.
-fn now() -> u64 {
-    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    time.as_micros() as u64
 }

@@ -24,10 +24,10 @@ const FRONTEND_PORT: u16 = 7600;
 pub(super) enum Proxy {
     /// A frontend beside the API server, and a backend.
     Fairlead,
-    KubeProxy {
-        name: String,
-        program: PathBuf,
-    },
+    /// `fairlead local`: both in one process, which reads the API itself.
+    Local,
+    /// A kube-proxy.
+    Upstream { name: String, program: PathBuf },
 }
 
 impl Proxy {
@@ -35,13 +35,14 @@ impl Proxy {
     pub(super) fn kube_proxy(program: &Path, label: Option<&str>) -> Result<Self> {
         let version = version(program)?;
         let label = label.unwrap_or(&version);
-        Ok(Self::KubeProxy { name: format!("kube-proxy {label}"), program: program.to_owned() })
+        Ok(Self::Upstream { name: format!("kube-proxy {label}"), program: program.to_owned() })
     }
 
     pub(super) fn name(&self) -> &str {
         match self {
             Self::Fairlead => "Fairlead",
-            Self::KubeProxy { name, .. } => name,
+            Self::Local => "Fairlead, one process",
+            Self::Upstream { name, .. } => name,
         }
     }
 
@@ -71,7 +72,8 @@ impl Proxy {
                 let credentials = control_plane.credentials().backend_flags(&node)?;
                 Ok(lab.spawn_backend_of(&frontend, &node, &credentials))
             }
-            Self::KubeProxy { program, .. } => {
+            Self::Local => Ok(lab.spawn_local_on_api(&control_plane.kubeconfig(), &node)),
+            Self::Upstream { program, .. } => {
                 let arguments = [
                     "--proxy-mode=nftables",
                     &format!("--kubeconfig={}", control_plane.kubeconfig().display()),
