@@ -74,6 +74,7 @@ impl Put for Vec<u8> {
         let start = self.len();
         put_header(self, kind | NESTED, 0);
         body(self);
+
         let len = self.len() - start;
         debug_assert!(len <= MAX_LEN, "nested attribute of {len} bytes");
         self[start..start + 2].copy_from_slice(&(len as u16).to_ne_bytes());
@@ -179,12 +180,13 @@ impl<'a> Iterator for Attrs<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Attr<'a>> {
-        let rest = self.bytes.get(self.at..)?;
+        let offset = self.at;
+        let rest = self.bytes.get(offset..)?;
         let header = rest.first_chunk::<HEADER>()?;
         let len = usize::from(u16::from_ne_bytes([header[0], header[1]]));
         let kind = u16::from_ne_bytes([header[2], header[3]]) & TYPE_MASK;
         let payload = rest.get(HEADER..len)?;
-        let offset = self.at;
+
         self.at += align(len);
         Some(Attr { kind, payload, offset })
     }

@@ -120,17 +120,6 @@ pub struct RejectedRequest {
     pub errno: Errno,
 }
 
-fn rejected_text(operations: &[RejectedOperation], is_complete: bool) -> String {
-    match operations {
-        [] => "the transaction was rejected".to_owned(),
-        [only] if is_complete => only.to_string(),
-        [first, rest @ ..] => {
-            let more = if is_complete { "" } else { " at least" };
-            format!("{first} (and{more} {} more)", rest.len())
-        }
-    }
-}
-
 /// An operation of a transaction that the kernel rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RejectedOperation {
@@ -151,6 +140,17 @@ pub struct RejectedOperation {
 impl fmt::Display for RejectedOperation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}{}", self.label, self.errno, hint(&self.message))
+    }
+}
+
+fn rejected_text(operations: &[RejectedOperation], is_complete: bool) -> String {
+    match operations {
+        [] => "the transaction was rejected".to_owned(),
+        [only] if is_complete => only.to_string(),
+        [first, rest @ ..] => {
+            let more = if is_complete { "" } else { " at least" };
+            format!("{first} (and{more} {} more)", rest.len())
+        }
     }
 }
 

@@ -16,8 +16,8 @@ const MESSAGES_PER_SEND: usize = 1024;
 /// The sequence number of every single request: stale replies are drained before each.
 pub(crate) const SEQ: u32 = 1;
 
-/// Sends a request for a dump or with an acknowledgement, and calls `visit` with each message before the end.
-/// `name`: the request as the command line tool would write it.
+/// Sends a request for a dump or with an acknowledgement, and calls `visit` with each message before the end. `name`
+/// describes the request in an error, as the command line tool writes it.
 ///
 /// # Errors
 /// [`Error::Interrupted`] if the kernel reports that the objects changed during the dump.
@@ -29,24 +29,25 @@ pub(crate) fn exchange(
 ) -> Result<()> {
     socket.drain()?;
     socket.send(&[request])?;
-    let mut interrupted = false;
+
+    let mut has_changed = false;
     loop {
         for message in messages(receive(socket)?).filter(|message| message.seq == SEQ) {
-            interrupted |= message.flags & flags::DUMP_INTR != 0;
+            has_changed |= message.flags & flags::DUMP_INTR != 0;
             match message.kind {
                 message::DONE | message::ERROR => {
                     message.error_reply()?.check(name)?;
-                    return if interrupted { Err(self::interrupted(name)) } else { Ok(()) };
+                    return if has_changed { Err(interrupted(name)) } else { Ok(()) };
                 }
-                _ if interrupted => {}
+                _ if has_changed => {}
                 _ => visit(&message)?,
             }
         }
     }
 }
 
-/// As [`exchange`]; collects what `read` makes of the payloads. Where it returns `None`, the reply is a malformed
-/// `object`.
+/// As [`exchange`]; collects the objects that `read` decodes from the payloads. `object` names them in the error for a
+/// malformed reply, of which `read` returns `None`.
 pub(crate) fn collect<T>(
     socket: &mut Socket,
     request: &[u8],
@@ -67,18 +68,8 @@ pub(crate) fn interrupted(name: &str) -> Error {
     Error::Interrupted { request: name.to_owned(), attempts: 1 }
 }
 
-/// The next datagram of a reply. The kernel replies before the send returns, and continues a dump each time a datagram
-/// is read.
-fn receive(socket: &mut Socket) -> Result<&[u8]> {
-    match socket.receive(Duration::ZERO)? {
-        Received::Datagram(datagram) => Ok(datagram),
-        Received::Overrun => Err(Error::Socket { call: "receive from netlink", errno: Errno(libc::ENOBUFS) }),
-        Received::Nothing => Err(Error::Malformed("a reply without end")),
-    }
-}
-
-/// Sends messages and calls `rejected` for those that the kernel rejected. Their sequence numbers are 1, 2, 3, ..; only
-/// the last one requests an acknowledgement.
+/// Sends messages and calls `rejected` for each message that the kernel rejected. Their sequence numbers are 1, 2, 3,
+/// ..; only the last message requests an acknowledgement.
 pub(crate) fn submit(
     socket: &mut Socket,
     requests: &[u8],
@@ -87,6 +78,7 @@ pub(crate) fn submit(
 ) -> Result<()> {
     socket.drain()?;
     socket.send(&[requests])?;
+
     loop {
         for message in messages(receive(socket)?).filter(|message| message.kind == message::ERROR) {
             let errno = message.error_reply()?.errno;
@@ -100,9 +92,8 @@ pub(crate) fn submit(
     }
 }
 
-/// Sends a message for each item, as [`submit`] does, and calls `rejected` with the indexes of those that the kernel
-/// rejected. `write` appends the message of an item, with this sequence number and `NLM_F_ACK` where
-/// it is requested.
+/// Sends a message for each item, as [`submit`] does, and calls `rejected` with the index of each item that the kernel
+/// rejected. `write` appends the message of an item, with this sequence number and these flags.
 ///
 /// # Errors
 /// When it is unknown which of the messages the kernel executed.
@@ -119,9 +110,20 @@ pub(crate) fn submit_each<T>(
             let ack = if seq as usize == items.len() { flags::ACK } else { 0 };
             write(buf, item, seq, ack);
         }
+
         submit(socket, buf, items.len() as u32, |message, errno| {
             rejected(chunk * MESSAGES_PER_SEND + message.seq.saturating_sub(1) as usize, errno);
         })?;
     }
     Ok(())
+}
+
+/// The next datagram of a reply. The kernel replies before the send returns, and continues a dump each time a datagram
+/// is read.
+fn receive(socket: &mut Socket) -> Result<&[u8]> {
+    match socket.receive(Duration::ZERO)? {
+        Received::Datagram(datagram) => Ok(datagram),
+        Received::Overrun => Err(Error::Socket { call: "receive from netlink", errno: Errno(libc::ENOBUFS) }),
+        Received::Nothing => Err(Error::Malformed("a reply without end")),
+    }
 }

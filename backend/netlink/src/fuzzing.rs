@@ -1,4 +1,4 @@
-//! For fuzz targets: everything that decodes bytes of the kernel, and what is encoded again.
+//! For fuzz targets: everything that decodes bytes of the kernel, and encodes the result again.
 
 // A panic is how a fuzz target fails.
 #![allow(clippy::missing_panics_doc)]
@@ -8,7 +8,10 @@ use rtnetlink::packet_route::RouteNetlinkMessage;
 
 use crate::{
     attr::attrs,
-    conntrack::{abi, flow},
+    conntrack::{
+        abi,
+        flow::{self, DumpedFlow},
+    },
     genl,
     ipset::{IpsetEntry, codec as ipset_codec},
     ipvs::codec as ipvs_codec,
@@ -16,7 +19,7 @@ use crate::{
     nft, rtnl,
 };
 
-/// The messages of a datagram that are no errors. Reads the errors.
+/// The messages of a datagram that are no errors. The errors are read, and left out.
 fn replies(datagram: &[u8]) -> impl Iterator<Item = Message<'_>> {
     messages(datagram).filter(|message| match message.kind {
         message::ERROR | message::DONE => {
@@ -39,11 +42,13 @@ pub fn conntrack(datagram: &[u8]) {
         if let Some(reply) = attributes(payload).and_then(|list| list.find(abi::TUPLE_REPLY)) {
             let _ = flow::read_tuple(reply.nested());
         }
-        let Some(Some(open)) = flow::read(payload) else { continue };
+
+        let Some(DumpedFlow::Open(open)) = flow::read(payload) else { continue };
         // The kernel never mixes families in a tuple.
         if open.original.source.is_ipv4() != open.original.destination.is_ipv4() {
             continue;
         }
+
         let mut request = Vec::new();
         flow::write_request(&mut request, abi::msg::DELETE, &open, 0, 1);
         let original = messages(&request).find_map(|message| attributes(message.payload)?.find(abi::TUPLE_ORIG));

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   virtual server  tcp 10.96.0.10:80 ──┬──▶ Destination 10.244.1.5:8080  weight 1, 3 active connections
-//!                                └──▶ Destination 10.244.2.6:8080  weight 0: no new ones
+//!                                       └──▶ Destination 10.244.2.6:8080  weight 0, no new connections
 //! ```
 
 mod abi;
@@ -17,7 +17,7 @@ pub use handle::IpvsHandle;
 
 use proto::model::{IpFamily, Protocol};
 
-/// Where the virtual servers of the thread's network namespace can be read; there as soon as the module is loaded.
+/// The file with the virtual servers of the thread's network namespace, which exists once the module is loaded.
 const TABLE: &str = "/proc/thread-self/net/ip_vs";
 
 /// The key of a virtual server.
@@ -53,9 +53,9 @@ pub struct IpvsTimeouts {
 
 /// `IP_VS_SVC_F_PERSISTENT`: a client stays with its destination.
 pub const PERSISTENT: u32 = 1;
-/// `IP_VS_SVC_F_SCHED1`: of `sh` and `mh`, go elsewhere while the destination has weight 0.
+/// `IP_VS_SVC_F_SCHED1` of the schedulers `sh` and `mh`: while the destination has weight 0, another one is chosen.
 pub const SCHED_FALLBACK: u32 = 0x08;
-/// `IP_VS_SVC_F_SCHED2`: of `sh` and `mh`, hash the client's port too.
+/// `IP_VS_SVC_F_SCHED2` of the schedulers `sh` and `mh`: the hash includes the client's port.
 pub const SCHED_PORT: u32 = 0x10;
 
 /// Where a virtual server sends its connections.
@@ -85,7 +85,7 @@ pub fn is_loaded() -> bool {
 // === impl VirtualServerKey ===
 
 impl VirtualServerKey {
-    /// The family of what it serves.
+    /// The family of the packets.
     #[must_use]
     pub fn family(&self) -> IpFamily {
         match self {
@@ -95,23 +95,21 @@ impl VirtualServerKey {
     }
 }
 
-// === impl Destination ===
-
-impl Destination {
-    /// One of a weight that is reached by translation, without connections or limits.
-    #[must_use]
-    pub fn new(address: SocketAddr, weight: u32) -> Self {
-        Self { address, forwarding: 0, weight, upper_threshold: 0, lower_threshold: 0, active: 0, inactive: 0 }
-    }
-}
-
-// === text ===
-
 impl fmt::Display for VirtualServerKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address(protocol, address) => write!(f, "{} {address}", protocol.lower()),
             Self::FwMark(family, mark) => write!(f, "{family:?} mark {mark}"),
         }
+    }
+}
+
+// === impl Destination ===
+
+impl Destination {
+    /// A destination of this weight that is reached by translation, without connections or limits.
+    #[must_use]
+    pub fn new(address: SocketAddr, weight: u32) -> Self {
+        Self { address, forwarding: 0, weight, upper_threshold: 0, lower_threshold: 0, active: 0, inactive: 0 }
     }
 }

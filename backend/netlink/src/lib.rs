@@ -1,19 +1,21 @@
-//! Bytes to and from the kernel, synchronous: netlink sockets, typed errors, nf_tables, conntrack, IPVS and ipset.
+//! Bytes to and from the kernel, synchronous: nf_tables, conntrack, ipset, IPVS, and links with their addresses.
 //!
 //! ```text
-//!   nft::NftBatch  (a transaction: one buffer, append-only, printable)
-//!       |  commit                                    nft::NftMonitor (notifications)
-//!       v                                                 ^
-//!   nft::NftHandle --- Socket --- kernel --------------------+
-//!       ^                         |
-//!       +---- dumps, decoded -----+   Table, Chain, Set, ListedRule, Element
+//!   NftBatch                      NftHandle     ConntrackHandle   IpsetHandle   IpvsHandle      rtnl
+//!      | transactions        dumps    |               |               |             | genl        |
+//!      v                              v               v               v             v             |
+//!   nft/commit                        +------------- exchange: requests ------------+             |
+//!      |                                                 |                                        v
+//!      +------------- message, attr ------------------ Socket <---- NftMonitor          crate rtnetlink
+//!                                                        |                                        |
+//!                                                     kernel <------------------------------------+
 //! ```
 //!
-//! [`conntrack`] dumps and deletes flows, [`ipvs`] reads and changes virtual servers, [`ipset`] sets; [`rtnl`] reads
-//! and changes links, addresses and routes.
+//! Each subsystem is a module with a handle; its methods are the requests. The numbers of the kernel's headers are in
+//! `abi.rs` beside it, the encoding in `codec.rs`, `flow.rs` or `decode.rs`. Begin at [`nft::NftHandle`].
 //!
-//! Calls block: the kernel executes a transaction inside `sendmsg`, in the caller's context. Keep a [`nft::NftHandle`]
-//! on a thread of its own (or in `spawn_blocking`), never on an async worker. Nothing here starts a process.
+//! Calls block: the kernel executes a transaction inside `sendmsg`, in the caller's context. Keep a handle on a thread
+//! of its own (or in `spawn_blocking`), never on an async worker. Nothing here starts a process.
 
 #[macro_use]
 mod macros;

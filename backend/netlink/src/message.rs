@@ -92,7 +92,7 @@ pub(crate) struct ErrorReply {
 }
 
 impl ErrorReply {
-    /// `Ok` for an acknowledgement. `request`: the request as the command line tool would write it.
+    /// `Ok` for an acknowledgement. `request` describes the request in an error, as the command line tool writes it.
     pub(crate) fn check(self, request: &str) -> Result<()> {
         match self.errno {
             0 => Ok(()),
@@ -118,15 +118,15 @@ impl Message<'_> {
         if self.flags & flags::ACK_TLVS == 0 {
             return Some(reply);
         }
+
         let mut rest = &self.payload[4..];
         if self.kind == ERROR {
-            let len = if self.flags & flags::CAPPED != 0 {
-                HEADER
-            } else {
-                align(u32::from_ne_bytes(*rest.first_chunk()?) as usize)
-            };
-            rest = rest.get(len..)?;
+            // The request that failed precedes the attributes: its header alone, or all of it.
+            let is_capped = self.flags & flags::CAPPED != 0;
+            let request_len = if is_capped { HEADER } else { u32::from_ne_bytes(*rest.first_chunk()?) as usize };
+            rest = rest.get(align(request_len)..)?;
         }
+
         for attr in attrs(rest) {
             match attr.kind {
                 ATTR_MSG => reply.message = attr.str().map(str::to_owned),
@@ -145,9 +145,11 @@ pub(crate) fn messages(datagram: &[u8]) -> impl Iterator<Item = Message<'_>> {
         let header = rest.first_chunk::<HEADER>()?;
         let word = |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let half = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
+
         let len = word(0) as usize;
         let payload = rest.get(HEADER..len)?;
         rest = rest.get(align(len)..).unwrap_or_default();
+
         Some(Message { kind: half(4), flags: half(6), seq: word(8), port: word(12), payload })
     })
 }

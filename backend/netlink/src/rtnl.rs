@@ -98,8 +98,8 @@ pub fn set_link_up(link: &Link) -> Result<()> {
 /// The addresses of a link, without IPv6 link-local ones, which the kernel adds itself.
 pub fn link_addresses(link: &Link) -> Result<Vec<IpAddr>> {
     let is_link_local = |address: &IpAddr| matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
-    let addresses = run(list_addresses)?;
-    let own = addresses.into_iter().filter(|(index, address)| *index == link.index && !is_link_local(address));
+    let all = run(list_addresses)?.into_iter();
+    let own = all.filter(|(index, address)| *index == link.index && !is_link_local(address));
     Ok(own.map(|(_, address)| address).collect())
 }
 
@@ -117,12 +117,14 @@ pub fn addresses_except(links: &[&str]) -> Result<HashSet<IpAddr>> {
 /// The addresses of each link, by its name. Links without an address are included.
 pub fn addresses_by_link() -> Result<BTreeMap<String, HashSet<IpAddr>>> {
     run(async |handle| {
-        let links = handle.link().get().execute().map_ok(read_link).try_collect::<Vec<_>>().await;
+        let links: Vec<_> = handle.link().get().execute().try_collect().await.map_err(failed("list links"))?;
+
         let mut by_index = HashMap::<_, HashSet<_>>::new();
         for (index, address) in list_addresses(handle).await? {
             by_index.entry(index).or_default().insert(address);
         }
-        let links = links.map_err(failed("list links"))?.into_iter();
+
+        let links = links.into_iter().map(read_link);
         Ok(links.map(|link| (link.name, by_index.remove(&link.index).unwrap_or_default())).collect())
     })
 }
@@ -139,7 +141,8 @@ pub fn add_addresses(link: &Link, addresses: &[IpAddr]) -> Result<Vec<RejectedRe
         for (index, &address) in addresses.iter().enumerate() {
             let mut request = handle.address().add(link.index, address, 0);
             *request.message_mut() = vip_message(link.index, address);
-            tolerate(request.execute().await, "add an address", libc::EEXIST, index, &mut rejected)?;
+            let added = request.execute().await.map_err(failed("add an address"));
+            rejected.extend(rejection(added, index, libc::EEXIST)?);
         }
         Ok(rejected)
     })
@@ -153,8 +156,9 @@ pub fn delete_addresses(link: &Link, addresses: &[IpAddr]) -> Result<Vec<Rejecte
     run(async |handle| {
         let mut rejected = Vec::new();
         for (index, &address) in addresses.iter().enumerate() {
-            let deleted = handle.address().del(vip_message(link.index, address)).execute().await;
-            tolerate(deleted, "delete an address", libc::EADDRNOTAVAIL, index, &mut rejected)?;
+            let request = handle.address().del(vip_message(link.index, address));
+            let deleted = request.execute().await.map_err(failed("delete an address"));
+            rejected.extend(rejection(deleted, index, libc::EADDRNOTAVAIL)?);
         }
         Ok(rejected)
     })
@@ -164,17 +168,19 @@ pub fn delete_addresses(link: &Link, addresses: &[IpAddr]) -> Result<Vec<Rejecte
 pub fn route_to(address: IpAddr) -> Result<Option<Route>> {
     run(async |handle| {
         let prefix_length = if address.is_ipv4() { 32 } else { 128 };
-        let message = RouteMessageBuilder::<IpAddr>::new().destination_prefix(address, prefix_length);
-        let request = format!("get the route to {address}");
-        let message = message.map_err(|_| Error::Malformed("a route's prefix"))?.build();
-        let message = match handle.route().get(message).execute().try_next().await.map_err(failed(request)) {
+        let builder = RouteMessageBuilder::<IpAddr>::new().destination_prefix(address, prefix_length);
+        let query = builder.map_err(|_| Error::Malformed("a route's prefix"))?.build();
+        let found = handle.route().get(query).execute().try_next().await;
+        let route = match found.map_err(failed(format!("get the route to {address}"))) {
             // ENETUNREACH, or the error of a route of type unreachable, prohibit or blackhole.
             Err(Error::Request { .. }) | Ok(None) => return Ok(None),
-            found => found?.unwrap_or_default(),
+            Err(error) => return Err(error),
+            Ok(Some(route)) => route,
         };
+
         let mut output = None;
         let mut source = None;
-        for attribute in message.attributes {
+        for attribute in route.attributes {
             match attribute {
                 RouteAttribute::Oif(index) => output = Some(index),
                 RouteAttribute::PrefSource(RouteAddress::Inet(address)) => source = Some(address.into()),
@@ -183,25 +189,29 @@ pub fn route_to(address: IpAddr) -> Result<Option<Route>> {
             }
         }
         let Some(index) = output else { return Ok(None) };
+
         let link = handle.link().get().match_index(index).execute().try_next().await;
-        let link = link.map_err(failed(format!("get link {index}")))?.map(read_link);
-        Ok(link.map(|link| Route { link: link.name, source }))
+        let link = link.map_err(failed(format!("get link {index}")))?;
+        Ok(link.map(|link| Route { link: read_link(link).name, source }))
     })
 }
 
 /// Runs requests to the end, on a thread that inherits the calling thread's network namespace.
 fn run<T: Send>(work: impl AsyncFnOnce(Handle) -> Result<T> + Send) -> Result<T> {
-    let run = || {
-        let runtime = runtime::Builder::new_current_thread().enable_io().build().map_err(socket_failed)?;
-        runtime.block_on(async {
-            let (connection, handle, _) = rtnetlink::new_connection().map_err(socket_failed)?;
-            let connection = tokio::spawn(connection);
-            let result = work(handle.clone()).await?;
-            // rtnetlink does not distinguish the end of the connection from the end of a reply.
-            if connection.is_finished() { Err(Error::Malformed("the connection ended early")) } else { Ok(result) }
-        })
-    };
-    thread::scope(|scope| scope.spawn(run).join()).unwrap_or_else(|panic| resume_unwind(panic))
+    thread::scope(|scope| scope.spawn(|| run_here(work)).join()).unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+fn run_here<T>(work: impl AsyncFnOnce(Handle) -> Result<T>) -> Result<T> {
+    let runtime = runtime::Builder::new_current_thread().enable_io().build().map_err(socket_failed)?;
+    runtime.block_on(async {
+        let (connection, handle, _) = rtnetlink::new_connection().map_err(socket_failed)?;
+        let connection = tokio::spawn(connection);
+        // The clone keeps the connection open until its state is read.
+        let result = work(handle.clone()).await?;
+
+        // rtnetlink does not distinguish the end of the connection from the end of a reply.
+        if connection.is_finished() { Err(Error::Malformed("the connection ended early")) } else { Ok(result) }
+    })
 }
 
 async fn list_addresses(handle: Handle) -> Result<Vec<(u32, IpAddr)>> {
@@ -232,10 +242,12 @@ pub(crate) fn read_link(message: LinkMessage) -> Link {
     Link { index: message.header.index, name: name.unwrap_or_default(), is_up }
 }
 
+/// The address as [`add_addresses`] describes it.
 fn vip_message(index: u32, address: IpAddr) -> AddressMessage {
     let mut message = AddressMessage::default();
     message.header.index = index;
     message.attributes = vec![AddressAttribute::Local(address), AddressAttribute::Address(address)];
+
     match address {
         IpAddr::V4(_) => {
             message.header.family = AddressFamily::Inet;
@@ -246,6 +258,7 @@ fn vip_message(index: u32, address: IpAddr) -> AddressMessage {
             message.header.family = AddressFamily::Inet6;
             message.header.prefix_len = 128;
             let flags = AddressFlags::Nodad | AddressFlags::Noprefixroute;
+            // Deprecated from the beginning, but valid forever.
             let mut lifetime = CacheInfo::default();
             lifetime.ifa_preferred = 0;
             lifetime.ifa_valid = u32::MAX;
@@ -255,20 +268,13 @@ fn vip_message(index: u32, address: IpAddr) -> AddressMessage {
     message
 }
 
-/// Takes `errno` for success, and collects any other rejection by the kernel.
-fn tolerate(
-    result: std::result::Result<(), rtnetlink::Error>,
-    request: &str,
-    errno: i32,
-    index: usize,
-    rejected: &mut Vec<RejectedRequest>,
-) -> Result<()> {
-    match result.map_err(failed(request)) {
-        Err(Error::Request { errno: Errno(found), .. }) if found == errno => {}
-        Err(Error::Request { errno, .. }) => rejected.push(RejectedRequest { index, errno }),
-        result => result?,
+/// The kernel's rejection of the request at this index; `tolerated` is the errno that is no rejection.
+fn rejection(result: Result<()>, index: usize, tolerated: i32) -> Result<Option<RejectedRequest>> {
+    match result {
+        Err(Error::Request { errno: Errno(errno), .. }) if errno == tolerated => Ok(None),
+        Err(Error::Request { errno, .. }) => Ok(Some(RejectedRequest { index, errno })),
+        result => result.map(|()| None),
     }
-    Ok(())
 }
 
 fn failed(request: impl Into<String>) -> impl FnOnce(rtnetlink::Error) -> Error {

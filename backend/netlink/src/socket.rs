@@ -36,7 +36,7 @@ pub struct Socket {
     buf: Vec<u8>,
 }
 
-/// What [`Socket::receive`] found.
+/// The result of [`Socket::receive`].
 #[derive(Debug)]
 pub(crate) enum Received<'a> {
     Datagram(&'a [u8]),
@@ -58,11 +58,13 @@ impl Socket {
         let address = inner.bind_auto().map_err(failed("bind a netlink socket"))?;
         inner.set_ext_ack(true).map_err(failed("set NETLINK_EXT_ACK"))?;
         inner.set_cap_ack(true).map_err(failed("set NETLINK_CAP_ACK"))?;
+
         // A receive buffer that stays small loses error reports, not transactions.
         if let Err(error) = setsockopt(&inner, sockopt::RcvBufForce, &RECEIVE_BUFFER_BYTES) {
             debug!(%error, "SO_RCVBUFFORCE failed, falling back to SO_RCVBUF");
             setsockopt(&inner, sockopt::RcvBuf, &RECEIVE_BUFFER_BYTES).map_err(failed("set SO_RCVBUF"))?;
         }
+
         Ok(Socket { inner, port: address.port_number(), sendable: 0, buf: vec![0; MAX_DATAGRAM_BYTES] })
     }
 
@@ -83,6 +85,7 @@ impl Socket {
     pub(crate) fn send(&mut self, parts: &[&[u8]]) -> Result<()> {
         let bytes = parts.iter().map(|part| part.len()).sum();
         self.make_room(bytes)?;
+
         let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
         loop {
             match sendmsg::<()>(self.inner.as_raw_fd(), &slices, &[], MsgFlags::empty(), None) {
@@ -94,11 +97,12 @@ impl Socket {
         }
     }
 
-    /// The kernel rejects a message longer than `SO_SNDBUF - 32`, so the buffer grows with the longest one.
+    /// Raises the send buffer to a message of this size, because the kernel rejects one longer than `SO_SNDBUF - 32`.
     fn make_room(&mut self, bytes: usize) -> Result<()> {
         if bytes <= self.sendable {
             return Ok(());
         }
+
         let wanted = bytes + SEND_OVERHEAD_BYTES;
         if let Err(error) = setsockopt(&self.inner, sockopt::SndBufForce, &wanted) {
             debug!(%error, bytes, "SO_SNDBUFFORCE failed, falling back to SO_SNDBUF");
@@ -119,21 +123,21 @@ impl Socket {
             setsockopt(&self.inner, sockopt::ReceiveTimeout, &value).map_err(failed("set SO_RCVTIMEO"))?;
             flags = 0;
         }
+
         let received = loop {
-            match self.inner.recv(&mut &mut self.buf[..], flags | libc::MSG_TRUNC) {
+            match self.inner.recv(&mut &mut self.buf[..], flags | libc::MSG_TRUNC).map_err(Errno::from) {
                 // With a timeout, the kernel does not restart the call after a signal handler (signal(7)).
-                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+                Err(Errno(libc::EINTR)) => {}
                 received => break received,
             }
         };
+
         match received {
             Ok(len) if len > self.buf.len() => Err(Error::Malformed("a datagram larger than the protocol allows")),
             Ok(len) => Ok(Received::Datagram(&self.buf[..len])),
-            Err(error) => match error.raw_os_error() {
-                Some(libc::EAGAIN) => Ok(Received::Nothing),
-                Some(libc::ENOBUFS) => Ok(Received::Overrun),
-                _ => Err(failed("receive from netlink")(error)),
-            },
+            Err(Errno(libc::EAGAIN)) => Ok(Received::Nothing),
+            Err(Errno(libc::ENOBUFS)) => Ok(Received::Overrun),
+            Err(errno) => Err(failed("receive from netlink")(errno)),
         }
     }
 

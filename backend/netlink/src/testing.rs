@@ -10,17 +10,21 @@ use crate::{
     nft::{NftBatch, NftHandle, SetFlags, Table, TableFamily},
 };
 
-/// Gives a table another name, in the network namespace of the calling thread: a copy gets its hooks in the transaction
-/// that deletes it. Without the elements that rules have added.
+/// Gives a table another name, in the network namespace of the calling thread: a copy gets the hooks in the transaction
+/// that deletes the table. The elements that rules have added are not copied.
 ///
 /// # Errors
 /// When the kernel rejects it.
 pub fn rename_table(family: TableFamily, from: &str, to: &str) -> Result<(), Error> {
     let mut handle = NftHandle::open()?;
     let Some(table) = handle.tables(family)?.into_iter().find(|table| table.name == from) else { return Ok(()) };
-    let (chains, rules, sets) = (handle.chains(&table)?, handle.rules(&table)?, handle.sets(&table)?);
+    let chains = handle.chains(&table)?;
+    let rules = handle.rules(&table)?;
+    let sets = handle.sets(&table)?;
+
     let copy = Table { name: to.to_owned(), ..table.clone() };
-    let (mut first, mut last) = (NftBatch::new(), NftBatch::new());
+    let mut first = NftBatch::new();
+    let mut last = NftBatch::new();
     first.add_table(&copy);
     sets.iter().for_each(|set| first.add_set(&copy, set));
     let is_base = |name: &str| chains.iter().any(|chain| chain.name == name && chain.base.is_some());
@@ -31,6 +35,7 @@ pub fn rename_table(family: TableFamily, from: &str, to: &str) -> Result<(), Err
         if is_base(&listed.chain) { &mut last } else { &mut first }.add_rule(&copy, &listed.chain, &listed.rule);
     }
     last.delete_table(&table);
+
     handle.commit(&first)?;
     for set in sets.iter().filter(|set| !set.flags.contains(SetFlags::EVAL)) {
         let elements = handle.elements(&table, &set.name, NftBatch::new, |batch, element| {
@@ -53,10 +58,8 @@ pub fn in_netns<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) ->
         unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace: run as root");
         test()
     };
-    match thread::Builder::new().name("netns".into()).spawn(run).expect("a thread").join() {
-        Ok(result) => result,
-        Err(panic) => resume_unwind(panic),
-    }
+    let thread = thread::Builder::new().name("netns".into()).spawn(run).expect("a thread");
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// As [`in_netns`], for async code: blocks the new thread on what `test` returns.

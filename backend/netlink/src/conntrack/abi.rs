@@ -27,7 +27,7 @@ pub(super) mod proto {
     constants! { u16: NUM = 1, SRC_PORT = 2, DST_PORT = 3 }
 }
 
-/// `enum ctattr_filter`, and the bit of its flags that says "of this protocol" (`CTA_PROTO_NUM` in `CTA_FILTER_FLAG`).
+/// `enum ctattr_filter`, and the bit of its flags that selects the protocol (`CTA_PROTO_NUM` in `CTA_FILTER_FLAG`).
 pub(super) mod filter {
     constants! { u16: ORIG_FLAGS = 1, REPLY_FLAGS = 2 }
     constants! { u32: PROTO_NUM = 1 << 3 }
@@ -38,7 +38,7 @@ pub(super) mod protoinfo {
     constants! { u16: TCP = 1, TCP_STATE = 1 }
 }
 
-/// `enum tcp_conntrack`: the states of a connection that begins and of an open one, and those of one that is closed.
+/// `enum tcp_conntrack`: a connection begins, is open, or is closed (the last two states).
 pub(super) mod tcp_state {
     constants! { u8: SYN_SENT = 1, ESTABLISHED = 3, TIME_WAIT = 7, CLOSE = 8 }
 }

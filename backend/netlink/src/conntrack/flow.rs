@@ -14,9 +14,16 @@ use crate::{
     message::{self, attributes, flags},
 };
 
-/// The flow in a message of a dump; `Some(None)` for a closed TCP connection, and for another protocol. `None` if a
-/// required attribute is missing.
-pub(crate) fn read(payload: &[u8]) -> Option<Option<Flow>> {
+/// The content of a message of a dump.
+#[derive(Debug)]
+pub(crate) enum DumpedFlow {
+    Open(Flow),
+    /// A closed TCP connection, or a flow of another protocol.
+    Ignored,
+}
+
+/// Reads a message of a dump; `None` if a required attribute is missing.
+pub(crate) fn read(payload: &[u8]) -> Option<DumpedFlow> {
     let mut original = None;
     let mut reply = None;
     let mut id = None;
@@ -24,12 +31,13 @@ pub(crate) fn read(payload: &[u8]) -> Option<Option<Flow>> {
     let mut protocol = None;
     let mut tcp_state = None;
     let mut status = 0;
+
     for attr in attributes(payload)? {
         match attr.kind {
             abi::TUPLE_ORIG => {
                 protocol = Protocol::from_number(protocol_number(attr.nested())?);
                 if protocol.is_none() {
-                    return Some(None);
+                    return Some(DumpedFlow::Ignored);
                 }
                 original = Some(read_tuple(attr.nested())?);
                 if let Some(of_tuple) = attr.nested().find(tuple::ZONE) {
@@ -41,7 +49,7 @@ pub(crate) fn read(payload: &[u8]) -> Option<Option<Flow>> {
             abi::PROTOINFO => {
                 tcp_state = read_tcp_state(attr.nested());
                 if matches!(tcp_state, Some(tcp_state::TIME_WAIT | tcp_state::CLOSE)) {
-                    return Some(None);
+                    return Some(DumpedFlow::Ignored);
                 }
             }
             abi::ID => id = Some(attr.u32()?),
@@ -49,11 +57,18 @@ pub(crate) fn read(payload: &[u8]) -> Option<Option<Flow>> {
             _ => {}
         }
     }
+
     let is_answered = status & abi::STATUS_ANSWERED == abi::STATUS_ANSWERED;
-    let is_established = tcp_state == Some(tcp_state::ESTABLISHED) && is_answered;
-    let is_half_open = tcp_state == Some(tcp_state::SYN_SENT) && status & abi::STATUS_SEEN_REPLY == 0;
-    let (protocol, original, reply, id) = (protocol?, original?, reply?, id?);
-    Some(Some(Flow { protocol, original, reply, id, zone, is_established, is_half_open }))
+    let has_seen_reply = status & abi::STATUS_SEEN_REPLY != 0;
+    Some(DumpedFlow::Open(Flow {
+        protocol: protocol?,
+        original: original?,
+        reply: reply?,
+        id: id?,
+        zone,
+        is_established: tcp_state == Some(tcp_state::ESTABLISHED) && is_answered,
+        is_half_open: tcp_state == Some(tcp_state::SYN_SENT) && !has_seen_reply,
+    }))
 }
 
 fn protocol_number(tuple: Attrs<'_>) -> Option<u8> {
@@ -74,6 +89,7 @@ pub(crate) fn read_tuple(attributes: Attrs<'_>) -> Option<Tuple> {
             _ => {}
         }
     }
+
     let ports = attributes.find(tuple::PROTO)?.nested();
     let port = |kind| ports.find(kind)?.u16();
     Some(Tuple {
@@ -82,7 +98,7 @@ pub(crate) fn read_tuple(attributes: Attrs<'_>) -> Option<Tuple> {
     })
 }
 
-/// Appends a request for this flow, or to delete it, but not a later one with the same tuples.
+/// Appends a request for this flow, or to delete it. A later flow with the same tuples has another id.
 pub(crate) fn write_request(buf: &mut Vec<u8>, command: u16, flow: &Flow, more_flags: u16, seq: u32) {
     put(buf, command, more_flags, seq, IpFamily::of(&flow.original.destination.ip()), |buf| {
         buf.nest(abi::TUPLE_ORIG, |buf| {
@@ -101,8 +117,10 @@ pub(crate) fn write_request(buf: &mut Vec<u8>, command: u16, flow: &Flow, more_f
 
 /// Appends the content of a tuple. `protocol`: `IPPROTO_*`. The kernel never mixes families in a tuple.
 pub(super) fn write_tuple(buf: &mut Vec<u8>, protocol: u8, tuple: &Tuple) {
-    let is_ipv4 = tuple.source.is_ipv4();
-    let (source, destination) = if is_ipv4 { (ip::V4_SRC, ip::V4_DST) } else { (ip::V6_SRC, ip::V6_DST) };
+    let [source, destination] = match IpFamily::of(&tuple.source.ip()) {
+        IpFamily::V4 => [ip::V4_SRC, ip::V4_DST],
+        IpFamily::V6 => [ip::V6_SRC, ip::V6_DST],
+    };
     buf.nest(tuple::IP, |buf| {
         buf.put_ip(source, tuple.source.ip());
         buf.put_ip(destination, tuple.destination.ip());

@@ -8,7 +8,7 @@ use nix::libc;
 use super::{
     Flow, Tuple,
     abi::{self, filter, msg, proto, tuple},
-    flow,
+    flow::{self, DumpedFlow},
 };
 use crate::{
     Error, Result, Socket,
@@ -27,7 +27,7 @@ pub struct ConntrackHandle {
     socket: Socket,
     pub(super) filter: Filter,
     /// The request; kept to reuse the allocation.
-    buf: Vec<u8>,
+    pub(super) buf: Vec<u8>,
 }
 
 /// Which flows are dumped.
@@ -61,7 +61,7 @@ impl ConntrackHandle {
     /// # Errors
     /// When the kernel rejects the dump, or `visit` fails, which ends the dump.
     pub fn flows(&mut self, family: IpFamily, protocol: Protocol, visit: impl FnMut(Flow) -> Result<()>) -> Result<()> {
-        self.selected(family, Selection { protocol, only_half_open: false }, visit)
+        self.dump(family, Selection { protocol, only_half_open: false }, visit)
     }
 
     /// As [`Self::flows`], with the TCP connections whose SYN has not been answered.
@@ -69,7 +69,7 @@ impl ConntrackHandle {
     /// # Errors
     /// When the kernel rejects the dump, or `visit` fails, which ends the dump.
     pub fn half_open(&mut self, family: IpFamily, visit: impl FnMut(Flow) -> Result<()>) -> Result<()> {
-        self.selected(family, Selection { protocol: Protocol::Tcp, only_half_open: true }, visit)
+        self.dump(family, Selection { protocol: Protocol::Tcp, only_half_open: true }, visit)
     }
 
     /// The flow as it is now; `None` if it has ended.
@@ -79,26 +79,15 @@ impl ConntrackHandle {
     pub fn find(&mut self, flow: &Flow) -> Result<Option<Flow>> {
         self.buf.clear();
         flow::write_request(&mut self.buf, msg::GET, flow, flags::ACK, SEQ);
-        match collect(&mut self.socket, &self.buf, "look up a flow", "a flow", flow::read) {
-            Err(error) if error.is_not_found() => Ok(None),
-            replies => Ok(replies?.into_iter().flatten().find(|found| found.id == flow.id)),
-        }
-    }
+        let replies = match collect(&mut self.socket, &self.buf, "look up a flow", "a flow", flow::read) {
+            Err(error) if error.is_not_found() => return Ok(None),
+            replies => replies?,
+        };
 
-    fn selected(
-        &mut self,
-        family: IpFamily,
-        selection: Selection,
-        mut visit: impl FnMut(Flow) -> Result<()>,
-    ) -> Result<()> {
-        match self.dump(family, selection, &mut visit) {
-            // The kernel rejects the filter before the first flow.
-            Err(error) if self.filter == Filter::Kernel && is_filter_rejected(&error) => {
-                self.filter = Filter::Client;
-                self.dump(family, selection, &mut visit)
-            }
-            result => result,
-        }
+        Ok(replies.into_iter().find_map(|reply| match reply {
+            DumpedFlow::Open(found) if found.id == flow.id => Some(found),
+            DumpedFlow::Open(_) | DumpedFlow::Ignored => None,
+        }))
     }
 
     /// Deletes these flows and returns how many existed. A missing flow is not an error.
@@ -113,8 +102,8 @@ impl ConntrackHandle {
         Ok(deleted)
     }
 
-    /// Deletes the UDP flows of both families to stale destinations, so that their next packets are translated as first
-    /// ones. UDP has no end of a connection: a client that keeps sending would use the old endpoint forever.
+    /// Deletes the UDP flows of both families to stale destinations, so that NAT translates their next packets anew.
+    /// UDP has no end of a connection: a client that keeps sending would use the old endpoint forever.
     ///
     /// # Errors
     /// When the kernel rejects a dump or a deletion.
@@ -122,7 +111,9 @@ impl ConntrackHandle {
         for family in IpFamily::ALL {
             let mut stale = Vec::new();
             self.flows(family, Protocol::Udp, |flow| {
-                stale.extend(is_stale(flow.original.destination).then_some(flow));
+                if is_stale(flow.original.destination) {
+                    stale.push(flow);
+                }
                 Ok(())
             })?;
             self.delete(&stale)?;
@@ -130,8 +121,8 @@ impl ConntrackHandle {
         Ok(())
     }
 
-    /// The reply tuple of a flow in zone 0; its source is the endpoint. `None` if there is no such flow. `protocol`:
-    /// the `IPPROTO_*` of a protocol with ports.
+    /// The reply tuple of a flow in zone 0, whose source is the endpoint; `None` if there is no such flow. `protocol`
+    /// is the `IPPROTO_*` of a protocol with ports.
     ///
     /// # Errors
     /// When the kernel rejects the request.
@@ -141,6 +132,7 @@ impl ConntrackHandle {
         flow::put(&mut self.buf, msg::GET, flags::ACK, SEQ, family, |buf| {
             buf.nest(abi::TUPLE_ORIG, |buf| flow::write_tuple(buf, protocol, original));
         });
+
         let read = |payload: &[u8]| flow::read_tuple(attributes(payload)?.find(abi::TUPLE_REPLY)?.nested());
         match collect(&mut self.socket, &self.buf, "look up a flow", "a flow", read) {
             Err(error) if error.is_not_found() => Ok(None),
@@ -148,13 +140,24 @@ impl ConntrackHandle {
         }
     }
 
-    /// The maximum size of the requests so far.
-    #[cfg(test)]
-    pub(super) fn allocated_bytes(&self) -> usize {
-        self.buf.capacity()
+    /// Dumps the selected flows. Without a filter of the kernel, all flows of the family are read.
+    fn dump(
+        &mut self,
+        family: IpFamily,
+        selection: Selection,
+        mut visit: impl FnMut(Flow) -> Result<()>,
+    ) -> Result<()> {
+        match self.try_dump(family, selection, &mut visit) {
+            // The kernel rejects the filter before the first flow.
+            Err(error) if self.filter == Filter::Kernel && is_filter_rejected(&error) => {
+                self.filter = Filter::Client;
+                self.try_dump(family, selection, &mut visit)
+            }
+            result => result,
+        }
     }
 
-    fn dump(
+    fn try_dump(
         &mut self,
         family: IpFamily,
         selection: Selection,
@@ -162,12 +165,12 @@ impl ConntrackHandle {
     ) -> Result<()> {
         self.buf.clear();
         write_dump(&mut self.buf, family, selection, self.filter);
-        let Selection { protocol, only_half_open } = selection;
-        let name = format!("list {protocol} flows");
-        exchange(&mut self.socket, &self.buf, &name, |message| {
+
+        let request = format!("list {} flows", selection.protocol);
+        exchange(&mut self.socket, &self.buf, &request, |message| {
             match flow::read(message.payload).ok_or(Error::Malformed("a flow"))? {
-                Some(flow) if flow.protocol == protocol && (!only_half_open || flow.is_half_open) => visit(flow),
-                _ => Ok(()),
+                DumpedFlow::Open(flow) if selection.contains(&flow) => visit(flow),
+                DumpedFlow::Open(_) | DumpedFlow::Ignored => Ok(()),
             }
         })
     }
@@ -180,6 +183,7 @@ impl ConntrackHandle {
             libc::ENOENT => missing += 1,
             _ => rejection = rejection.or(Some(errno)),
         })?;
+
         match rejection {
             Some(errno) => Err(Error::Request { request: "delete a flow".to_owned(), errno, message: None }),
             None => Ok(batch.len() - missing),
@@ -187,21 +191,29 @@ impl ConntrackHandle {
     }
 }
 
-/// Appends a request for all flows of a family, only for those that are selected if the kernel filters.
+impl Selection {
+    fn contains(self, flow: &Flow) -> bool {
+        flow.protocol == self.protocol && (!self.only_half_open || flow.is_half_open)
+    }
+}
+
+/// Appends a request for the flows of a family: the selected flows if the kernel filters, otherwise all.
 fn write_dump(buf: &mut Vec<u8>, family: IpFamily, selection: Selection, filter: Filter) {
-    let Selection { protocol, only_half_open } = selection;
+    let protocol = selection.protocol.number();
     flow::put(buf, msg::GET, flags::DUMP, SEQ, family, |buf| {
-        if filter == Filter::Kernel {
-            buf.nest(abi::TUPLE_ORIG, |buf| buf.nest(tuple::PROTO, |buf| buf.put(proto::NUM, &[protocol.number()])));
-            // Unlike other numbers of conntrack in host byte order.
-            buf.nest(abi::FILTER, |buf| {
-                buf.put_ne_u32(filter::ORIG_FLAGS, filter::PROTO_NUM);
-                buf.put_ne_u32(filter::REPLY_FLAGS, 0);
-            });
-            if only_half_open {
-                buf.put_u32(abi::STATUS, 0);
-                buf.put_u32(abi::STATUS_MASK, abi::STATUS_SEEN_REPLY);
-            }
+        if filter == Filter::Client {
+            return;
+        }
+
+        buf.nest(abi::TUPLE_ORIG, |buf| buf.nest(tuple::PROTO, |buf| buf.put(proto::NUM, &[protocol])));
+        // Unlike other numbers of conntrack in host byte order.
+        buf.nest(abi::FILTER, |buf| {
+            buf.put_ne_u32(filter::ORIG_FLAGS, filter::PROTO_NUM);
+            buf.put_ne_u32(filter::REPLY_FLAGS, 0);
+        });
+        if selection.only_half_open {
+            buf.put_u32(abi::STATUS, 0);
+            buf.put_u32(abi::STATUS_MASK, abi::STATUS_SEEN_REPLY);
         }
     });
 }

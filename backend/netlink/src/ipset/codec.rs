@@ -13,8 +13,8 @@ use crate::{
     message::{self, attributes, flags},
 };
 
-/// Entries are appended to a message until they take more bytes than this. An attribute has at most 64 KiB, an entry
-/// less than 1 KiB.
+/// Entries are appended to a message until they take more bytes than this, because an attribute has at most 64 KiB. An
+/// entry takes less than 1 KiB.
 const MAX_ENTRIES_BYTES: usize = 60 << 10;
 
 /// Appends a request for all sets without their entries.
@@ -99,8 +99,11 @@ pub(crate) fn read_size(payload: &[u8]) -> Option<u32> {
 pub(crate) fn read_set(payload: &[u8]) -> Option<Ipset> {
     let attributes = attributes(payload)?;
     let text = |kind| attributes.find(kind)?.str().map(str::to_owned);
-    let family = family::from_number(attributes.find(attr::FAMILY)?.u8()?.into());
-    Some(Ipset { name: text(attr::SETNAME)?, type_name: text(attr::TYPENAME)?, family })
+    Some(Ipset {
+        name: text(attr::SETNAME)?,
+        type_name: text(attr::TYPENAME)?,
+        family: family::from_number(attributes.find(attr::FAMILY)?.u8()?.into()),
+    })
 }
 
 /// The entries in a message of a list. A large set comes in several messages.

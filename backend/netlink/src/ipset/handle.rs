@@ -14,7 +14,7 @@ use crate::{
     exchange::{SEQ, collect, exchange, submit},
 };
 
-/// How often destroying a set is attempted while the kernel still counts a user of it: for 2 s in all.
+/// The number of attempts to destroy a set of which the kernel still counts a user: 2 s in all.
 const DESTROY_ATTEMPTS: usize = 40;
 /// The delay between two of these attempts.
 const DESTROY_RETRY_DELAY: Duration = Duration::from_millis(50);
@@ -97,22 +97,24 @@ impl IpsetHandle {
         self.change(cmd::DELETE, name, entries)
     }
 
-    /// Sends many entries per message. The kernel stops at one that it rejects; the next message starts after it.
+    /// Sends many entries per message. The kernel stops at an entry that it rejects; the next message starts after it.
     fn change(&mut self, command: u16, name: &str, entries: &[IpsetEntry]) -> Result<Vec<RejectedRequest>> {
         let mut rejected = Vec::new();
         let mut done = 0;
         while done < entries.len() {
             self.buf.clear();
             let count = codec::write_entries(&mut self.buf, command, name, &entries[done..]);
-            let mut stopped = None;
+            let mut rejection = None;
             submit(&mut self.socket, &self.buf, SEQ, |message, errno| {
-                stopped = Some((codec::read_rejected_line(message.payload), errno));
+                let line = codec::read_rejected_line(message.payload).unwrap_or(0);
+                rejection = Some((line as usize, errno));
             })?;
-            match stopped {
+
+            match rejection {
                 None => done += count,
-                Some((Some(line), errno)) if (1..=count).contains(&(line as usize)) && errno.0 != libc::ENOENT => {
-                    rejected.push(RejectedRequest { index: done + line as usize - 1, errno });
-                    done += line as usize;
+                Some((line, errno)) if (1..=count).contains(&line) && errno.0 != libc::ENOENT => {
+                    rejected.push(RejectedRequest { index: done + line - 1, errno });
+                    done += line;
                 }
                 Some((_, errno)) => {
                     let request = format!("change set {name}");
@@ -121,12 +123,6 @@ impl IpsetHandle {
             }
         }
         Ok(rejected)
-    }
-
-    fn request(&mut self, request: &str, write: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
-        self.buf.clear();
-        write(&mut self.buf);
-        exchange(&mut self.socket, &self.buf, request, |_| Ok(()))
     }
 
     /// Destroys a set with its entries, unless a rule or another set refers to it.
@@ -151,6 +147,12 @@ impl IpsetHandle {
             thread::sleep(DESTROY_RETRY_DELAY);
         }
         self.destroy(name)
+    }
+
+    fn request(&mut self, request: &str, write: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
+        self.buf.clear();
+        write(&mut self.buf);
+        exchange(&mut self.socket, &self.buf, request, |_| Ok(()))
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// An address takes 16 bytes, whatever its family (`union nf_inet_addr`).
-const ADDRESS: usize = 16;
+const ADDRESS_BYTES: usize = 16;
 
 /// Appends the key of a virtual server.
 pub(super) fn write_service(buf: &mut Vec<u8>, service: &VirtualServerKey) {
@@ -28,11 +28,13 @@ pub(super) fn write_scheduling(buf: &mut Vec<u8>, service: &VirtualServerKey, sc
     buf.nest(abi::SERVICE, |buf| {
         write_key(buf, service);
         buf.put_str(svc::SCHED_NAME, &scheduling.scheduler);
+
         // `struct ip_vs_flags`: the flags and the mask of the flags to set.
         let mut flags = [0xff; 8];
         flags[..4].copy_from_slice(&scheduling.flags.to_ne_bytes());
         buf.put(svc::FLAGS, &flags);
         buf.put_ne_u32(svc::TIMEOUT, scheduling.timeout);
+
         // Persistence per client address: a mask in IPv4, a prefix length in IPv6.
         let mask: u32 = if service.family() == IpFamily::V4 { u32::MAX } else { 128 };
         buf.put_ne_u32(svc::NETMASK, mask);
@@ -78,9 +80,11 @@ pub(crate) fn read_service(payload: &[u8]) -> Option<VirtualServerKey> {
     if let Some(mark) = nest.find(svc::FWMARK) {
         return Some(VirtualServerKey::FwMark(family, mark.ne_u32()?));
     }
+
     let protocol = Protocol::from_number(nest.find(svc::PROTOCOL)?.ne_u16()?.try_into().ok()?)?;
-    let ip = ip(family, &nest.find(svc::ADDR)?)?;
-    Some(VirtualServerKey::Address(protocol, SocketAddr::new(ip, nest.find(svc::PORT)?.u16()?)))
+    let ip = read_ip(family, &nest.find(svc::ADDR)?)?;
+    let port = nest.find(svc::PORT)?.u16()?;
+    Some(VirtualServerKey::Address(protocol, SocketAddr::new(ip, port)))
 }
 
 /// The scheduling of the virtual server in a message of a dump.
@@ -95,8 +99,8 @@ pub(crate) fn read_scheduling(payload: &[u8]) -> Option<Scheduling> {
 }
 
 pub(crate) fn read_timeouts(payload: &[u8]) -> Option<IpvsTimeouts> {
-    let list = attributes(payload)?;
-    let number = |kind| list.find(kind)?.ne_u32();
+    let attributes = attributes(payload)?;
+    let number = |kind| attributes.find(kind)?.ne_u32();
     Some(IpvsTimeouts {
         tcp: number(abi::TIMEOUT_TCP)?,
         tcp_fin: number(abi::TIMEOUT_TCP_FIN)?,
@@ -107,10 +111,13 @@ pub(crate) fn read_timeouts(payload: &[u8]) -> Option<IpvsTimeouts> {
 /// The destination in a message of a dump.
 pub(crate) fn read_destination(payload: &[u8]) -> Option<Destination> {
     let nest = content(payload, abi::DEST)?;
+    let family = read_family(&nest.find(dest::ADDR_FAMILY)?)?;
+    let ip = read_ip(family, &nest.find(dest::ADDR)?)?;
+    let port = nest.find(dest::PORT)?.u16()?;
+
     let number = |kind| nest.find(kind)?.ne_u32();
-    let ip = ip(read_family(&nest.find(dest::ADDR_FAMILY)?)?, &nest.find(dest::ADDR)?)?;
     Some(Destination {
-        address: SocketAddr::new(ip, nest.find(dest::PORT)?.u16()?),
+        address: SocketAddr::new(ip, port),
         forwarding: number(dest::FWD_METHOD)?,
         weight: number(dest::WEIGHT)?,
         upper_threshold: number(dest::U_THRESH)?,
@@ -120,6 +127,7 @@ pub(crate) fn read_destination(payload: &[u8]) -> Option<Destination> {
     })
 }
 
+/// The attributes nested in the attribute of this kind.
 fn content(payload: &[u8], kind: u16) -> Option<Attrs<'_>> {
     Some(attributes(payload)?.find(kind)?.nested())
 }
@@ -128,19 +136,19 @@ fn read_family(attr: &Attr<'_>) -> Option<IpFamily> {
     family::from_number(attr.ne_u16()?)
 }
 
-fn ip(family: IpFamily, attr: &Attr<'_>) -> Option<IpAddr> {
-    let bytes = attr.payload.first_chunk::<ADDRESS>()?;
+fn read_ip(family: IpFamily, attr: &Attr<'_>) -> Option<IpAddr> {
+    let bytes = attr.payload.first_chunk::<ADDRESS_BYTES>()?;
     Some(match family {
         IpFamily::V4 => IpAddr::from(*bytes.first_chunk::<4>()?),
         IpFamily::V6 => Ipv6Addr::from(*bytes).into(),
     })
 }
 
-fn address_bytes(ip: IpAddr) -> [u8; ADDRESS] {
+fn address_bytes(ip: IpAddr) -> [u8; ADDRESS_BYTES] {
     match ip {
         IpAddr::V6(v6) => v6.octets(),
         IpAddr::V4(v4) => {
-            let mut bytes = [0; ADDRESS];
+            let mut bytes = [0; ADDRESS_BYTES];
             bytes[..4].copy_from_slice(&v4.octets());
             bytes
         }

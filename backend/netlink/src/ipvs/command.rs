@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use super::{Destination, Scheduling, VirtualServerKey, abi::cmd, codec};
 use crate::genl;
 
-/// One change.
+/// A change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IpvsCommand {
     /// Creates a virtual server; rejected (`EEXIST`) if it exists.
@@ -35,6 +35,7 @@ impl IpvsCommand {
             Self::SetDestination(service, _) => (cmd::SET_DEST, service),
             Self::DeleteDestination(service, _) => (cmd::DEL_DEST, service),
         };
+
         genl::put(buf, family, number, flags, seq, |buf| match self {
             Self::AddServer(_, scheduling) | Self::SetServer(_, scheduling) => {
                 codec::write_scheduling(buf, service, scheduling);

@@ -68,21 +68,24 @@ impl IpvsHandle {
     /// The timeouts of idle connections.
     pub fn timeouts(&mut self) -> Result<IpvsTimeouts> {
         let read = codec::read_timeouts;
-        let replies = self.request(cmd::GET_CONFIG, flags::ACK, |_| {}, "read the timeouts", "timeouts", read)?;
-        replies.into_iter().next().ok_or(Error::Malformed("no timeouts"))
+        let mut replies = self.request(cmd::GET_CONFIG, flags::ACK, |_| {}, "read the timeouts", "timeouts", read)?;
+        replies.pop().ok_or(Error::Malformed("no timeouts"))
     }
 
     /// Sets the timeouts of idle connections; 0 leaves a timeout unchanged.
     pub fn set_timeouts(&mut self, timeouts: &IpvsTimeouts) -> Result<()> {
-        let write = |buf: &mut Vec<u8>| codec::write_timeouts(buf, timeouts);
-        self.request(cmd::SET_CONFIG, flags::ACK, write, "set the timeouts", "no timeouts", |_| Some(())).map(drop)
+        self.buf.clear();
+        genl::put(&mut self.buf, self.family, cmd::SET_CONFIG, flags::ACK, SEQ, |buf| {
+            codec::write_timeouts(buf, timeouts);
+        });
+        exchange(&mut self.socket, &self.buf, "set the timeouts", |_| Ok(()))
     }
 
     /// The destinations of a virtual server, with their current connections. Empty if the server does not exist.
     pub fn destinations(&mut self, service: &VirtualServerKey) -> Result<Vec<Destination>> {
-        let key = |buf: &mut Vec<u8>| codec::write_service(buf, service);
+        let write = |buf: &mut Vec<u8>| codec::write_service(buf, service);
         let request = format!("list destinations of {service}");
-        self.request(cmd::GET_DEST, flags::DUMP, key, &request, "a destination", codec::read_destination)
+        self.request(cmd::GET_DEST, flags::DUMP, write, &request, "a destination", codec::read_destination)
     }
 
     /// Sets the weight of these destinations to 0, so that the virtual server accepts no new connections. A missing
@@ -95,8 +98,8 @@ impl IpvsHandle {
             let request = format!("set destination {} of {service}", destination.address);
             let command = IpvsCommand::SetDestination(*service, Destination { weight: 0, ..*destination });
             match self.execute_one(&command, &request) {
-                Err(error) if !error.is_not_found() => return Err(error),
-                _ => {}
+                Err(error) if error.is_not_found() => {}
+                result => result?,
             }
         }
         Ok(())
@@ -118,7 +121,7 @@ impl IpvsHandle {
         exchange(&mut self.socket, &self.buf, request, |_| Ok(()))
     }
 
-    /// Sends a request, to which `write` appends attributes; collects what `read` makes of the replies.
+    /// Sends a request, to which `write` appends attributes, and collects the objects in the replies, as [`collect`].
     fn request<T>(
         &mut self,
         command: u8,

@@ -39,8 +39,16 @@ pub struct NftBatch {
     buf: Vec<u8>,
     /// The offset of each operation.
     starts: Vec<usize>,
-    /// The family and table of sets in the batch, and their definitions, to print their elements.
-    sets: Vec<(u8, String, Set)>,
+    /// The sets in the batch, to print their elements.
+    sets: Vec<DescribedSet>,
+}
+
+/// The definition of a set, and the table of the set.
+#[derive(Clone)]
+struct DescribedSet {
+    family: u8,
+    table: String,
+    set: Set,
 }
 
 impl NftBatch {
@@ -154,11 +162,11 @@ impl NftBatch {
         self.elements(msg::DESTROYSETELEM, 0, table, from, destroyed.into_iter().map(Element::without_data));
     }
 
-    /// Remembers the layout of a set, to print its elements, and in full the rules that use it.
+    /// Remembers the layout of a set, to print its elements, and the rules that use it.
     fn describe_set(&mut self, table: &Table, set: &Set) {
         let family = table.family.number() as u8;
         if self.set(family, &table.name, &set.name).is_none() {
-            self.sets.push((family, table.name.clone(), set.clone()));
+            self.sets.push(DescribedSet { family, table: table.name.clone(), set: set.clone() });
         }
     }
 
@@ -189,31 +197,28 @@ impl NftBatch {
 
     // === the buffer ===
 
-    fn operation(&mut self, kind: u16, flags: u16, table: &Table, body: impl FnOnce(&mut Vec<u8>)) {
-        let at = self.start(kind, flags, table);
-        body(&mut self.buf);
-        message::finish(&mut self.buf, at);
-    }
-
-    /// Starts the next operation. Its sequence number is its index plus 1.
-    fn start(&mut self, kind: u16, flags: u16, table: &Table) -> usize {
+    /// Appends an operation, whose sequence number is its index plus 1; `body` appends its attributes.
+    fn operation(&mut self, kind: u16, more_flags: u16, table: &Table, body: impl FnOnce(&mut Vec<u8>)) {
         // Acknowledgements of all operations would overrun the receive buffer.
         if let [_, .., last] = self.starts[..] {
             message::clear_ack(&mut self.buf, last);
         }
-        let seq = self.starts.len() as u32 + 1;
-        let all = flags | flags::REQUEST | flags::ACK;
-        let at = message::start(&mut self.buf, abi::SUBSYSTEM | kind, all, seq);
-        self.starts.push(at);
-        self.buf.extend_from_slice(&[table.family.number() as u8, 0, 0, 0]);
-        self.buf.put_str(abi::TABLE, &table.name);
-        at
+
+        self.starts.push(self.buf.len());
+        let kind = abi::SUBSYSTEM | kind;
+        let flags = flags::REQUEST | flags::ACK | more_flags;
+        let seq = self.starts.len() as u32;
+        let subheader = [table.family.number() as u8, 0, 0, 0];
+        message::put(&mut self.buf, kind, flags, seq, subheader, |buf| {
+            buf.put_str(abi::TABLE, &table.name);
+            body(buf);
+        });
     }
 
     /// The definition of a set, if the batch has it.
     pub(crate) fn set(&self, family: u8, table: &str, name: &str) -> Option<&Set> {
-        let found = self.sets.iter().find(|(of, in_table, set)| *of == family && in_table == table && set.name == name);
-        found.map(|(_, _, set)| set)
+        let is_wanted = |of: &&DescribedSet| of.family == family && of.table == table && of.set.name == name;
+        self.sets.iter().find(is_wanted).map(|described| &described.set)
     }
 
     /// The two parts to send: the operations and the end.

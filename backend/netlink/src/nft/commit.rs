@@ -24,6 +24,7 @@ pub(super) fn commit(socket: &mut Socket, batch: &NftBatch) -> Result<()> {
     if batch.is_empty() {
         return Ok(());
     }
+
     socket.drain()?;
     let (operations, end) = batch.parts();
     socket.send(&[operations, &end])?;
@@ -33,25 +34,25 @@ pub(super) fn commit(socket: &mut Socket, batch: &NftBatch) -> Result<()> {
 /// The kernel's replies to a batch.
 #[derive(Debug, Default)]
 struct Replies {
-    first_acknowledged: bool,
-    last_acknowledged: bool,
-    overrun: bool,
+    is_first_acknowledged: bool,
+    is_last_acknowledged: bool,
+    /// Whether the kernel dropped replies.
+    is_overrun: bool,
     /// Errors, by sequence number.
     errors: Vec<(u32, ErrorReply)>,
 }
 
 impl Replies {
-    /// All replies are queued when `sendmsg` returns.
+    /// All replies are queued when `sendmsg` returns. `last` is the sequence number of the last operation.
     fn read(socket: &mut Socket, last: u32) -> Result<Self> {
         let mut replies = Replies::default();
         loop {
             match socket.receive(Duration::ZERO)? {
                 Received::Nothing => return Ok(replies),
-                Received::Overrun => replies.overrun = true,
+                Received::Overrun => replies.is_overrun = true,
                 Received::Datagram(datagram) => {
                     for message in messages(datagram).filter(|message| message.kind == message::ERROR) {
-                        let reply = message.error_reply()?;
-                        replies.add(message.seq, reply, last);
+                        replies.add(message.seq, message.error_reply()?, last);
                     }
                 }
             }
@@ -60,37 +61,44 @@ impl Replies {
 
     fn add(&mut self, seq: u32, reply: ErrorReply, last: u32) {
         if reply.errno == 0 {
-            self.first_acknowledged |= seq == 1;
-            self.last_acknowledged |= seq == last;
+            self.is_first_acknowledged |= seq == 1;
+            self.is_last_acknowledged |= seq == last;
         } else {
             self.errors.push((seq, reply));
         }
     }
 
     fn into_result(self, batch: &NftBatch) -> Result<()> {
-        if !self.errors.is_empty() {
-            let first_acknowledged = self.first_acknowledged;
-            let operations = self.errors.into_iter().map(|(seq, reply)| {
-                // A failure of the commit has the sequence number of the first operation, which was acknowledged.
-                let whole = seq == 0 || seq == 1 && first_acknowledged;
-                rejected_operation(batch, (!whole).then(|| seq as usize - 1), reply)
-            });
-            return Err(Error::Rejected { operations: operations.collect(), is_complete: !self.overrun });
+        if self.errors.is_empty() {
+            let is_applied = self.is_last_acknowledged && !self.is_overrun;
+            return if is_applied { Ok(()) } else { Err(Error::OutcomeUnknown) };
         }
-        if self.last_acknowledged && !self.overrun { Ok(()) } else { Err(Error::OutcomeUnknown) }
+
+        let mut operations = Vec::with_capacity(self.errors.len());
+        for (seq, reply) in self.errors {
+            // A failure of the commit has the sequence number of the first operation, which was acknowledged.
+            let is_of_commit = seq == 0 || seq == 1 && self.is_first_acknowledged;
+            let index = if is_of_commit { None } else { Some(seq as usize - 1) };
+            operations.push(rejected_operation(batch, index, reply));
+        }
+        Err(Error::Rejected { operations, is_complete: !self.is_overrun })
     }
 }
 
+/// `index` is that of the operation in the batch; `None` if the kernel rejected the whole batch.
 fn rejected_operation(batch: &NftBatch, index: Option<usize>, reply: ErrorReply) -> RejectedOperation {
-    let operation = index.and_then(|index| batch.get(index));
-    let element = operation
-        .as_ref()
-        .and_then(|op| reply.offset.and_then(|offset| op.element_at(offset)).or_else(|| op.only_element()));
-    let label = match (&operation, element) {
-        (Some(operation), Some(element)) => operation.element_label(element),
-        (Some(operation), None) => operation.label(),
-        (None, _) => format!("a transaction of {} operations", batch.len()),
+    let ErrorReply { errno, offset, message } = reply;
+    let errno = Errno(errno);
+    let Some((index, operation)) = index.and_then(|index| Some((index, batch.get(index)?))) else {
+        let label = format!("a transaction of {} operations", batch.len());
+        return RejectedOperation { errno, operation: None, label, element: None, message };
     };
-    let errno = Errno(reply.errno);
-    RejectedOperation { errno, operation: operation.and(index), label, element, message: reply.message }
+
+    let reported = offset.and_then(|offset| operation.element_at(offset));
+    let element = reported.or_else(|| operation.only_element());
+    let label = match element {
+        Some(element) => operation.element_label(element),
+        None => operation.label(),
+    };
+    RejectedOperation { errno, operation: Some(index), label, element, message }
 }

@@ -54,8 +54,10 @@ impl<'a> Body<'a> {
         userdata::comment(self.get(attribute)?.payload, kind).map(Into::into)
     }
 
+    /// A duration; `None` if it is zero, too.
     fn millis(&self, kind: u16) -> Option<Duration> {
-        Some(self.get(kind)?.u64()?).filter(|&ms| ms != 0).map(Duration::from_millis)
+        let duration = Duration::from_millis(self.get(kind)?.u64()?);
+        if duration.is_zero() { None } else { Some(duration) }
     }
 }
 
@@ -79,7 +81,9 @@ pub(crate) fn chain(body: &Body<'_>) -> Option<Chain> {
             policy: Policy::from_number(body.u32(chain::POLICY)?)?,
         }),
     };
-    Some(Chain { name: body.str(chain::NAME)?.into(), base, comment: body.comment(chain::USERDATA, userdata::COMMENT) })
+
+    let name = body.str(chain::NAME)?.into();
+    Some(Chain { name, base, comment: body.comment(chain::USERDATA, userdata::COMMENT) })
 }
 
 pub(crate) fn rule(body: &Body<'_>) -> Option<ListedRule> {
@@ -102,13 +106,12 @@ pub(crate) fn has_plain_type(body: &Body<'_>) -> bool {
 pub(crate) fn set(body: &Body<'_>) -> Option<Set> {
     let flags = SetFlags(body.u32(set::FLAGS).unwrap_or(0));
     let is_map = flags.contains(SetFlags::MAP);
-    let size = body.nested(set::DESC).find(set::DESC_SIZE).and_then(|size| size.u32());
     Some(Set {
         name: body.str(set::NAME)?.into(),
         key: DataType::split(body.u32(set::KEY_TYPE)?),
         data: if is_map { DataType::split(body.u32(set::DATA_TYPE)?) } else { Vec::new() },
         flags: flags.without(SetFlags::MAP | SetFlags::CONCAT),
-        size,
+        size: body.nested(set::DESC).find(set::DESC_SIZE).and_then(|size| size.u32()),
         timeout: body.millis(set::TIMEOUT),
         comment: body.comment(set::USERDATA, userdata::SET_COMMENT),
     })

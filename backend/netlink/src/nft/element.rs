@@ -8,8 +8,8 @@ use crate::attr::{Attr, Put};
 /// An element of a set or map.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Element<'a> {
-    /// The key, or the first key of a range. Empty: the element for all keys that no other one contains (`*`), which
-    /// Linux has since 5.13.
+    /// The key, or the first key of a range. Empty for the element (`*`) of all keys without an element of their own,
+    /// which Linux has since 5.13.
     pub key: &'a [u8],
     /// The last key of a range, in sets with [`super::SetFlags::INTERVAL`].
     pub key_end: Option<&'a [u8]>,
@@ -206,6 +206,7 @@ impl<'a> Element<'a> {
     pub(crate) fn read(attr: &Attr<'a>) -> Option<Self> {
         let mut element = Element::default();
         let mut has_key = false;
+
         for part in attr.nested() {
             match part.kind {
                 ELEM_KEY => {
@@ -220,6 +221,6 @@ impl<'a> Element<'a> {
                 _ => {}
             }
         }
-        has_key.then_some(element)
+        if has_key { Some(element) } else { None }
     }
 }

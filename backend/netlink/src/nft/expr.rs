@@ -59,12 +59,14 @@ pub(crate) fn put_exprs(buf: &mut Vec<u8>, exprs: &[Expr]) {
 
 /// The expressions in `NFTA_RULE_EXPRESSIONS`.
 pub(crate) fn read_exprs(list: Attrs<'_>) -> Vec<Expr> {
-    list.map(|element| {
+    let mut exprs = Vec::new();
+    for element in list {
         let name = element.nested().find(rule::EXPR_NAME).and_then(|name| name.str()).unwrap_or_default();
         let data = element.nested().find(rule::EXPR_DATA).map_or(&[][..], |data| data.payload);
-        Expr::read(name, data).unwrap_or_else(|| Expr::Other { name: name.into(), data: data.into() })
-    })
-    .collect()
+        let other = || Expr::Other { name: name.into(), data: data.into() };
+        exprs.push(Expr::read(name, data).unwrap_or_else(other));
+    }
+    exprs
 }
 
 /// One of the sixteen registers, or the verdict register.

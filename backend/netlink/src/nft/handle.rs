@@ -21,7 +21,7 @@ use super::{
     set::Set,
     table::{Table, TableFamily},
 };
-use crate::{Error, Result, Socket, attr::Put};
+use crate::{Error, Result, Socket};
 use dump::Request;
 
 /// The number of elements requested in one message. Each reply takes about 1 KiB of the receive buffer.
@@ -77,20 +77,20 @@ impl NftHandle {
 
     /// `list sets` and `list maps`: those of the table; empty if the table does not exist.
     pub fn sets(&mut self, table: &Table) -> Result<Vec<Set>> {
-        let request = Request::of(table, msg::GETSET, "list sets");
-        match request.collect(&mut self.socket, "a set", |_| true, decode::set) {
-            Err(error) if error.is_not_found() => Ok(Vec::new()),
-            other => other,
-        }
+        self.sets_where(table, |_| true)
     }
 
-    /// The sets and maps of the table on which nft before 1.1.3 crashes, because a later one has declared them with a
-    /// type such as `ipv4_addr` and written that into their userdata; none if the table does not exist.
+    /// The sets and maps of the table on which nft before 1.1.3 crashes, because a later version has declared them with
+    /// a type such as `ipv4_addr` and written the type into their userdata; empty if the table does not exist.
     pub fn sets_of_newer_nft(&mut self, table: &Table) -> Result<Vec<Set>> {
+        self.sets_where(table, decode::has_plain_type)
+    }
+
+    fn sets_where(&mut self, table: &Table, wanted: impl Fn(&Body<'_>) -> bool) -> Result<Vec<Set>> {
         let request = Request::of(table, msg::GETSET, "list sets");
-        match request.collect(&mut self.socket, "a set", decode::has_plain_type, decode::set) {
+        match request.collect(&mut self.socket, "a set", wanted, decode::set) {
             Err(error) if error.is_not_found() => Ok(Vec::new()),
-            other => other,
+            sets => sets,
         }
     }
 
@@ -122,7 +122,8 @@ impl NftHandle {
     ) -> Result<A> {
         let mut request = Request::of(table, msg::GETSETELEM, "list elements");
         request.name(elements::SET, set);
-        let changed = request.interrupted();
+        let interrupted = request.interrupted();
+
         // For some milliseconds after a transaction the kernel resizes hash sets. A dump in this time contains some
         // elements twice and lacks as many others, without any other indication.
         let hasher = RandomState::new();
@@ -130,7 +131,7 @@ impl NftHandle {
         let (collected, _) = request.fold(&mut self.socket, start, |(collected, seen), body| {
             for element in body.nested(elements::LIST) {
                 if !seen.insert(hasher.hash_one(element.payload)) {
-                    return Err(changed.clone());
+                    return Err(interrupted.clone());
                 }
                 visit(collected, Element::read(&element).ok_or(Error::Malformed("an element"))?);
             }
@@ -149,8 +150,8 @@ impl NftHandle {
         request.query(&mut self.socket, |body| body.u32(abi::set::COUNT))
     }
 
-    /// `get element`: calls `visit` with the element of each key, in order; an empty key finds the one for all
-    /// other keys. The kernel looks each up by its key, whereas the time of a dump of a large hash set grows with the
+    /// `get element`: calls `visit` with the element of each key, in order; an empty key finds the element of all other
+    /// keys. The kernel looks each up by its key, whereas the time of a dump of a large hash set grows with the
     /// square of its size.
     ///
     /// # Errors
@@ -165,20 +166,19 @@ impl NftHandle {
     ) -> Result<()> {
         let mut request = Request::of(table, msg::GETSETELEM, "get elements");
         request.name(elements::SET, set);
+
         let before = self.generation()?;
-        let mut keys = keys.into_iter();
-        loop {
-            let requested = request.get(&mut self.socket, keys.by_ref().take(KEYS_PER_MESSAGE), |body| {
+        let mut keys = keys.into_iter().peekable();
+        while keys.peek().is_some() {
+            request.get(&mut self.socket, keys.by_ref().take(KEYS_PER_MESSAGE), |body| {
                 for element in body.nested(elements::LIST) {
                     visit(Element::read(&element).ok_or(Error::Malformed("an element"))?);
                 }
                 Ok(())
             })?;
-            match requested {
-                0 if self.generation()? == before => return Ok(()),
-                0 => return Err(request.interrupted()),
-                _ => {}
-            }
         }
+
+        let has_changed = self.generation()? != before;
+        if has_changed { Err(request.interrupted()) } else { Ok(()) }
     }
 }

@@ -21,7 +21,7 @@ use crate::{
 
 /// Listens to all changes of nf_tables in the network namespace of the thread that opened it.
 ///
-/// Each transaction causes notifications of its operations and then of its generation, also our own: compare
+/// Each transaction, also of this process, causes notifications of its operations and then of its generation: compare
 /// [`NftEvent::Changed::port`] with [`super::NftHandle::port`]. A bulk load causes many notifications (and the kernel
 /// needs a page per element until it has sent them), so expect [`NftEvent::Lost`] after one, or [`NftMonitor::leave`]
 /// before it.
@@ -87,16 +87,19 @@ impl NftMonitor {
     /// Waits for events until the timeout, and returns those that are queued.
     pub fn wait(&mut self, timeout: Duration) -> Result<Vec<NftEvent>> {
         let mut events = Vec::new();
-        let mut wait = timeout;
+        let mut remaining = timeout;
         loop {
-            match self.socket.receive(wait)? {
+            match self.socket.receive(remaining)? {
                 Received::Nothing => return Ok(events),
                 Received::Overrun => push(&mut events, NftEvent::Lost),
                 Received::Datagram(datagram) => {
-                    messages(datagram).filter_map(|message| event(&message)).for_each(|new| push(&mut events, new));
+                    for event in messages(datagram).filter_map(|message| event(&message)) {
+                        push(&mut events, event);
+                    }
                 }
             }
-            wait = Duration::ZERO;
+            // Further datagrams are read only if they are queued.
+            remaining = Duration::ZERO;
         }
     }
 }
@@ -107,12 +110,14 @@ impl AsFd for NftMonitor {
     }
 }
 
+/// Appends an event, unless it equals the last one.
 fn push(events: &mut Vec<NftEvent>, new: NftEvent) {
     if events.last() != Some(&new) {
         events.push(new);
     }
 }
 
+/// The event of a notification; `None` if it is none of nf_tables, or malformed.
 pub(super) fn event(message: &Message<'_>) -> Option<NftEvent> {
     let body = Body::new(message.payload)?;
     let kind = message.kind.checked_sub(abi::SUBSYSTEM)?;
@@ -124,6 +129,7 @@ pub(super) fn event(message: &Message<'_>) -> Option<NftEvent> {
             port: message.port,
         });
     }
+
     let (object, chain) = match kind {
         msg::NEWTABLE | msg::DELTABLE => ("table", None),
         msg::NEWCHAIN | msg::DELCHAIN => ("chain", body.str(abi::chain::NAME)),
@@ -132,8 +138,12 @@ pub(super) fn event(message: &Message<'_>) -> Option<NftEvent> {
         msg::NEWSETELEM | msg::DELSETELEM => ("element", None),
         _ => ("object", None),
     };
-    let is_deletion = matches!(kind, msg::DELTABLE | msg::DELCHAIN | msg::DELRULE | msg::DELSET | msg::DELSETELEM);
-    let family = TableFamily::from_number(body.family.into());
-    let table = body.table()?.into();
-    Some(NftEvent::Changed { family, table, object, chain: chain.map(Into::into), is_deletion, port: message.port })
+    Some(NftEvent::Changed {
+        family: TableFamily::from_number(body.family.into()),
+        table: body.table()?.into(),
+        object,
+        chain: chain.map(Into::into),
+        is_deletion: matches!(kind, msg::DELTABLE | msg::DELCHAIN | msg::DELRULE | msg::DELSET | msg::DELSETELEM),
+        port: message.port,
+    })
 }

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::attr::{Put, align};
 
-/// `enum byteorder` of nft, the byte order in which it prints numbers.
+/// `enum byteorder` of nft: the byte order in which it prints numbers.
 const HOST_ENDIAN: u32 = 1;
 const BIG_ENDIAN: u32 = 2;
 
@@ -54,42 +54,44 @@ impl Set {
     }
 
     /// Whether elements have data.
-    pub fn is_map(&self) -> bool {
+    pub(crate) fn is_map(&self) -> bool {
         !self.data.is_empty()
     }
 
     /// The noun in nft.
-    pub fn noun(&self) -> &'static str {
+    pub(crate) fn noun(&self) -> &'static str {
         if self.is_map() { "map" } else { "set" }
     }
 
     /// Appends the attributes; `id` is unique in the batch.
     pub(crate) fn put(&self, buf: &mut Vec<u8>, id: u32) {
-        let ranges_of_fields = self.flags.contains(SetFlags::INTERVAL) && self.key.len() > 1;
+        let has_ranges_of_fields = self.flags.contains(SetFlags::INTERVAL) && self.key.len() > 1;
         let mut flags = self.flags;
         if self.is_map() {
             flags = flags | SetFlags::MAP;
         }
-        if ranges_of_fields {
+        if has_ranges_of_fields {
             flags = flags | SetFlags::CONCAT;
         }
+
         buf.put_str(attr::NAME, &self.name);
         buf.put_u32(attr::FLAGS, flags.0);
         buf.put_u32(attr::KEY_TYPE, DataType::concat(&self.key));
         buf.put_u32(attr::KEY_LEN, value_len(&self.key) as u32);
         if self.is_map() {
             // The kernel ignores the length of verdicts; nft writes 0.
-            let verdict = self.data == [DataType::Verdict];
+            let is_verdict = self.data == [DataType::Verdict];
             buf.put_u32(attr::DATA_TYPE, DataType::concat(&self.data));
-            buf.put_u32(attr::DATA_LEN, if verdict { 0 } else { value_len(&self.data) as u32 });
+            buf.put_u32(attr::DATA_LEN, if is_verdict { 0 } else { value_len(&self.data) as u32 });
         }
         buf.put_u32(attr::ID, id);
-        if self.size.is_some() || ranges_of_fields {
+
+        if self.size.is_some() || has_ranges_of_fields {
             buf.nest(attr::DESC, |buf| {
                 if let Some(size) = self.size {
                     buf.put_u32(attr::DESC_SIZE, size);
                 }
-                if ranges_of_fields {
+                if has_ranges_of_fields {
                     buf.nest(attr::DESC_CONCAT, |buf| {
                         for field in &self.key {
                             buf.nest(LIST_ELEM, |buf| buf.put_u32(attr::FIELD_LEN, field.len() as u32));
@@ -101,15 +103,16 @@ impl Set {
         if let Some(timeout) = self.timeout {
             buf.put_u64(attr::TIMEOUT, timeout.as_millis() as u64);
         }
-        let mut udata = Vec::new();
-        userdata::push_u32(&mut udata, userdata::SET_KEY_BYTE_ORDER, byte_order(&self.key));
+
+        let mut entries = Vec::new();
+        userdata::push_u32(&mut entries, userdata::SET_KEY_BYTE_ORDER, byte_order(&self.key));
         if self.is_map() {
-            userdata::push_u32(&mut udata, userdata::SET_DATA_BYTE_ORDER, byte_order(&self.data));
+            userdata::push_u32(&mut entries, userdata::SET_DATA_BYTE_ORDER, byte_order(&self.data));
         }
         if let Some(comment) = &self.comment {
-            userdata::push_comment(&mut udata, userdata::SET_COMMENT, comment);
+            userdata::push_comment(&mut entries, userdata::SET_COMMENT, comment);
         }
-        buf.put(attr::USERDATA, &udata);
+        buf.put(attr::USERDATA, &entries);
     }
 
     /// The numbers of registers of a key and of the data.
@@ -163,13 +166,13 @@ numbered! {
 }
 
 impl DataType {
-    /// nft's `TYPE_INVALID`: of a value whose type is not known.
+    /// nft's `TYPE_INVALID`: the type of a value is not known.
     pub(crate) const UNKNOWN: DataType = DataType::Other(0);
-    /// nft's `TYPE_INTEGER`: the result of `numgen`, in host byte order. That of a field of the packet, such as `tcp
-    /// sequence`, is in network byte order, which its number does not say.
+    /// nft's `TYPE_INTEGER`: the result of `numgen`, in host byte order. A field of the packet, such as `tcp sequence`,
+    /// has the same number, but is in network byte order.
     pub(crate) const INTEGER: DataType = DataType::Other(4);
 
-    /// The length in bytes, without padding. That of [`DataType::Other`] is assumed to be 4.
+    /// The length in bytes, without padding; an assumed 4 for [`DataType::Other`].
     pub(crate) const fn len(self) -> usize {
         match self {
             DataType::Ipv4Addr | DataType::Mark => 4,

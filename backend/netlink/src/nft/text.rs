@@ -28,6 +28,7 @@ pub(crate) fn chain_body(f: &mut fmt::Formatter<'_>, chain: &Chain) -> fmt::Resu
     if chain.base.is_none() && chain.comment.is_none() {
         return Ok(());
     }
+
     f.write_str(" {")?;
     if let Some(base) = &chain.base {
         let kind = base.kind.name();
@@ -47,6 +48,7 @@ pub(crate) fn set_body(f: &mut fmt::Formatter<'_>, set: &Set) -> fmt::Result {
         write!(f, " : {}", types(&set.data))?;
     }
     f.write_str(" ;")?;
+
     let flags = set.flags.names();
     if !flags.is_empty() {
         write!(f, " flags {} ;", flags.join(","))?;

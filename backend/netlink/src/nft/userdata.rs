@@ -16,9 +16,9 @@ const SET_KEY_TYPEOF: u8 = 3;
 const SET_DATA_TYPEOF: u8 = 4;
 /// `NFTNL_UDATA_SET_COMMENT`.
 pub(crate) const SET_COMMENT: u8 = 7;
-/// `NFTNL_UDATA_SET_TYPEOF_EXPR`: the kind of that expression.
+/// `NFTNL_UDATA_SET_TYPEOF_EXPR`: the kind of the expression.
 const TYPEOF_EXPRESSION: u8 = 0;
-/// `EXPR_VALUE` of nft: a type, such as `ipv4_addr`, stands in place of an expression.
+/// `EXPR_VALUE` of nft: a type, such as `ipv4_addr`, in place of an expression.
 const PLAIN_TYPE: u32 = 4;
 
 /// Gives types the builder method `comment`.
@@ -70,8 +70,8 @@ pub(crate) fn comment(userdata: &[u8], kind: u8) -> Option<&str> {
     std::str::from_utf8(text.strip_suffix(&[0]).unwrap_or(text)).ok()
 }
 
-/// Whether the userdata of a set has the type of its key or data where an expression is expected: since 1.1.3 nft
-/// writes that for `type ipv4_addr`, and earlier versions crash on it.
+/// Whether the userdata of a set has the type of its key or data in place of an expression: since 1.1.3 nft writes this
+/// for `type ipv4_addr`, and earlier versions crash on it.
 pub(crate) fn has_plain_type(userdata: &[u8]) -> bool {
     let types = [SET_KEY_TYPEOF, SET_DATA_TYPEOF].into_iter().filter_map(|kind| entry(userdata, kind));
     types.filter_map(|of| entry(of, TYPEOF_EXPRESSION)).any(|expression| expression == PLAIN_TYPE.to_ne_bytes())

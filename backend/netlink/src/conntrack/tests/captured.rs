@@ -3,7 +3,10 @@
 use ::proto::model::Protocol;
 
 use crate::{
-    conntrack::{ConntrackZone, Flow, Tuple, abi, flow},
+    conntrack::{
+        ConntrackZone, Flow, Tuple, abi,
+        flow::{self, DumpedFlow},
+    },
     message::{self, flags, messages},
 };
 
@@ -19,7 +22,7 @@ fn flows(command: &str) -> Vec<Flow> {
     for datagram in crate::tests::captured::read(CAPTURED, command) {
         for message in messages(&datagram).filter(|message| message.kind > message::DONE) {
             match flow::read(message.payload) {
-                Some(Some(flow)) => list.push(flow),
+                Some(DumpedFlow::Open(flow)) => list.push(flow),
                 other => panic!("{other:?}"),
             }
         }

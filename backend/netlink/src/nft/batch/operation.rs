@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::NftBatch;
 use crate::{
-    attr::HEADER as ATTR_HEADER,
+    attr::{Attr, HEADER as ATTR_HEADER},
     message::{HEADER, SUBHEADER, messages},
     nft::{
         abi::{self, chain, elements, msg, rule},
@@ -50,7 +50,7 @@ impl<'a> Operation<'a> {
 
     /// The index of the element that contains the attribute at `offset`, in bytes from the start of the message.
     pub(crate) fn element_at(&self, offset: usize) -> Option<usize> {
-        let list = self.body.get(elements::LIST).filter(|_| self.is_elements())?;
+        let list = self.element_list()?;
         let list_at = HEADER + SUBHEADER + list.offset + ATTR_HEADER;
         list.nested().position(|element| {
             let start = list_at + element.offset;
@@ -60,17 +60,21 @@ impl<'a> Operation<'a> {
 
     /// 0 if the operation has exactly one element.
     pub(crate) fn only_element(&self) -> Option<usize> {
-        (self.elements().take(2).count() == 1).then_some(0)
-    }
-
-    fn is_elements(&self) -> bool {
-        matches!(self.kind, msg::NEWSETELEM | msg::DELSETELEM | msg::DESTROYSETELEM)
+        if self.elements().take(2).count() == 1 { Some(0) } else { None }
     }
 
     /// The elements to add or delete.
     pub(crate) fn elements(&self) -> impl Iterator<Item = Element<'a>> {
-        let list = self.body.get(elements::LIST).filter(|_| self.is_elements());
+        let list = self.element_list();
         list.into_iter().flat_map(|list| list.nested()).filter_map(|element| Element::read(&element))
+    }
+
+    /// The list of elements; `None` for an operation on an object of another kind.
+    fn element_list(&self) -> Option<Attr<'a>> {
+        match self.kind {
+            msg::NEWSETELEM | msg::DELSETELEM | msg::DESTROYSETELEM => self.body.get(elements::LIST),
+            _ => None,
+        }
     }
 
     fn set(&self, name: &str) -> Option<&'a Set> {
@@ -94,13 +98,9 @@ impl<'a> Operation<'a> {
             msg::NEWCHAIN => ("add", "chain", name(chain::NAME)),
             msg::DELCHAIN => ("delete", "chain", name(chain::NAME)),
             msg::NEWRULE => ("add", "rule", name(rule::CHAIN)),
-            msg::DELRULE if self.body.get(rule::HANDLE).is_none() => ("flush", "chain", name(rule::CHAIN)),
-            msg::DELRULE => ("delete", "rule", name(rule::CHAIN)),
+            msg::DELRULE => ("flush", "chain", name(rule::CHAIN)),
             msg::NEWSET => ("add", set_noun(name(abi::set::NAME)), name(abi::set::NAME)),
             msg::DELSET => ("delete", set_noun(name(abi::set::NAME)), name(abi::set::NAME)),
-            msg::DELSETELEM if self.body.get(elements::LIST).is_none() => {
-                ("flush", set_noun(name(elements::SET)), name(elements::SET))
-            }
             msg::NEWSETELEM => ("add", "element", name(elements::SET)),
             msg::DELSETELEM => ("delete", "element", name(elements::SET)),
             msg::DESTROYSETELEM => ("destroy", "element", name(elements::SET)),
@@ -113,11 +113,13 @@ impl<'a> Operation<'a> {
 impl fmt::Display for Operation<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let label = self.label();
-        if self.is_elements() && self.body.get(elements::LIST).is_some() {
-            return self
-                .elements()
-                .try_for_each(|element| writeln!(f, "{label} {{ {} }}", self.element_text(&element)));
+        if self.element_list().is_some() {
+            for element in self.elements() {
+                writeln!(f, "{label} {{ {} }}", self.element_text(&element))?;
+            }
+            return Ok(());
         }
+
         f.write_str(&label)?;
         match self.kind {
             msg::NEWTABLE => {
@@ -139,11 +141,6 @@ impl fmt::Display for Operation<'_> {
                 if let Some(listed) = decode::rule(&self.body) {
                     let registers = |name: &str| self.set(name).map(Set::register_counts);
                     write!(f, " {}", RuleText { rule: &listed.rule, sets: &registers })?;
-                }
-            }
-            msg::DELRULE => {
-                if let Some(handle) = self.body.get(rule::HANDLE).and_then(|handle| handle.u64()) {
-                    write!(f, " handle {handle}")?;
                 }
             }
             _ => {}

@@ -41,9 +41,7 @@ fn a_batch_is_printed_in_nft_syntax() {
     batch.add_elements(&table, &vips(), [Element::verdict(&key, Verdict::goto("pool-3")), dns]);
     let (from, to) = (key.addr([10, 0, 0, 0]), key.addr([10, 0, 0, 255]));
     batch.delete_elements(&table, &source_ranges(), [Element::range(&from, &to)]);
-    batch.flush_set(&table, "endpoints");
     batch.delete_set(&table, "vips");
-    batch.delete_rule(&table, "nat", 7);
     batch.flush_chain(&table, "nat");
     batch.delete_chain(&table, "nat");
     batch.delete_table(&table);
@@ -64,9 +62,7 @@ add map ip fairlead numbers { type mark : mark ; }
 add element ip fairlead vips { 10.96.0.1 . tcp . 80 : goto pool-3 }
 add element ip fairlead vips { 10.96.0.2 . udp . 53 comment "dns" : drop }
 delete element ip fairlead source-ranges { 10.96.0.1 . tcp . 80 . 10.0.0.0-10.0.0.255 }
-flush map ip fairlead endpoints
 delete map ip fairlead vips
-delete rule ip fairlead nat handle 7
 flush chain ip fairlead nat
 delete chain ip fairlead nat
 delete table ip fairlead

@@ -61,10 +61,10 @@ fn rejections_of_the_first_and_the_last_operation_are_reported() {
         let mut batch = NftBatch::new();
         batch.delete_set(&table(), "first");
         batch.add_chain(&table(), &Chain::regular("pool-2"));
-        batch.delete_rule(&table(), "pool-1", 7777);
+        batch.delete_chain(&table(), "last");
         let rejected = rejections(&mut handle, &batch);
         let found: Vec<_> = rejected.iter().map(|rejection| (rejection.operation, &*rejection.label)).collect();
-        assert_eq!(found, [(Some(0), "delete set ip fairlead first"), (Some(2), "delete rule ip fairlead pool-1")]);
+        assert_eq!(found, [(Some(0), "delete set ip fairlead first"), (Some(2), "delete chain ip fairlead last")]);
         let error = handle.commit(&batch).unwrap_err();
         assert!(error.is_not_found());
         assert!(error.to_string().starts_with("delete set ip fairlead first: No such file"), "{error}");
@@ -181,11 +181,11 @@ fn a_failure_at_the_commit_is_not_attributed_to_an_operation() {
 
 #[test]
 fn missing_replies_leave_the_outcome_unknown() {
-    let complete = Replies { first_acknowledged: true, last_acknowledged: true, ..Replies::default() };
+    let complete = Replies { is_first_acknowledged: true, is_last_acknowledged: true, ..Replies::default() };
     assert_eq!(complete.into_result(&start()), Ok(()));
-    let dropped = Replies { overrun: true, last_acknowledged: true, ..Replies::default() };
+    let dropped = Replies { is_overrun: true, is_last_acknowledged: true, ..Replies::default() };
     assert_eq!(dropped.into_result(&start()), Err(Error::OutcomeUnknown));
-    let silent = Replies { first_acknowledged: true, ..Replies::default() };
+    let silent = Replies { is_first_acknowledged: true, ..Replies::default() };
     assert_eq!(silent.into_result(&start()), Err(Error::OutcomeUnknown));
 }
 

@@ -31,8 +31,7 @@ impl<'a> ExprAttrs<'a> {
     pub(super) fn read(data: &'a [u8], known: &[u16]) -> Option<Self> {
         let mut found = [None; 10];
         for attr in attrs(data) {
-            let slot = found.get_mut(usize::from(attr.kind)).filter(|_| known.contains(&attr.kind))?;
-            if slot.replace(attr).is_some() {
+            if !known.contains(&attr.kind) || found.get_mut(usize::from(attr.kind))?.replace(attr).is_some() {
                 return None;
             }
         }
@@ -55,7 +54,9 @@ impl<'a> ExprAttrs<'a> {
 
 impl<T: Attribute> Attribute for Option<T> {
     fn put(&self, buf: &mut Vec<u8>, kind: u16) {
-        self.iter().for_each(|value| value.put(buf, kind));
+        if let Some(value) = self {
+            value.put(buf, kind);
+        }
     }
 
     fn read(attr: Option<Attr<'_>>) -> Option<Self> {

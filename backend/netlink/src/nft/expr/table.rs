@@ -266,8 +266,10 @@ impl Expr {
                 // The kernel dumps a single value as a range.
                 *addr_max = addr_max.filter(|max| Some(*max) != *addr);
                 *port_max = port_max.filter(|max| Some(*max) != *port);
-                let implied = addr.map_or(0, |_| MAP_IPS) | port.map_or(0, |_| PROTO_SPECIFIED);
-                *flags = NatFlags(flags.0 & !implied);
+
+                let map_ips = if addr.is_some() { MAP_IPS } else { 0 };
+                let proto_specified = if port.is_some() { PROTO_SPECIFIED } else { 0 };
+                *flags = NatFlags(flags.0 & !(map_ips | proto_specified));
             }
             _ => {}
         }
@@ -316,13 +318,13 @@ impl Expr {
     fn read_other(name: &str, data: &[u8]) -> Option<Expr> {
         match name {
             "bitwise" => {
-                let attrs = ExprAttrs::read(data, &[1, 2, 3, 4, 5, 6]).filter(|attrs| attrs.is_zero(6))?;
+                let attrs = ExprAttrs::read(data, &[1, 2, 3, 4, 5, 6])?;
                 let mask: Constant = attrs.get(4)?;
                 let has_len = attrs.get::<u32>(3)? as usize == mask.len();
-                let sreg = attrs.get(1)?;
-                let dreg = attrs.get(2)?;
-                let xor = attrs.get(5)?;
-                has_len.then_some(Expr::Bitwise { sreg, dreg, mask, xor })
+                if !has_len || !attrs.is_zero(6) {
+                    return None;
+                }
+                Some(Expr::Bitwise { sreg: attrs.get(1)?, dreg: attrs.get(2)?, mask, xor: attrs.get(5)? })
             }
             "immediate" => {
                 let attrs = ExprAttrs::read(data, &[1, 2])?;
@@ -333,12 +335,12 @@ impl Expr {
             }
             "reject" => {
                 let attrs = ExprAttrs::read(data, &[1, 2])?;
-                match attrs.get::<u32>(1)? {
-                    0 => attrs.get(2).map(|code| Expr::Reject(RejectWith::Icmp(code))),
-                    1 => Some(Expr::Reject(RejectWith::TcpReset)),
-                    2 => attrs.get(2).map(|code| Expr::Reject(RejectWith::Icmpx(code))),
-                    _ => None,
-                }
+                Some(Expr::Reject(match attrs.get::<u32>(1)? {
+                    0 => RejectWith::Icmp(attrs.get(2)?),
+                    1 => RejectWith::TcpReset,
+                    2 => RejectWith::Icmpx(attrs.get(2)?),
+                    _ => return None,
+                }))
             }
             // Bytes (1), packets (2) and padding (3) are omitted.
             "counter" => ExprAttrs::read(data, &[1, 2, 3]).map(|_| Expr::Counter),

@@ -5,13 +5,15 @@ use std::ops::Deref;
 use nix::libc;
 use tracing::debug;
 
-use super::{Body, NftBatch, Put, Table};
 use crate::{
     Errno, Error, Result, Socket,
+    attr::Put,
     exchange::{SEQ, exchange, interrupted},
     message::{self, flags},
     nft::{
+        NftBatch, Table,
         abi::{self, msg},
+        decode::Body,
         element::Element,
     },
 };
@@ -20,31 +22,12 @@ use crate::{
 /// back off.
 const ATTEMPTS: u32 = 10;
 
-/// Waits for transactions in progress with an empty transaction, which takes the same lock and changes nothing.
-///
-/// The kernel resumes a dump at a number of elements. A transaction adds its elements before it increments the
-/// generation, and removes elements after that. A dump that overlaps with either misses elements, and the kernel does
-/// not set `NLM_F_DUMP_INTR` in dumps of elements. So a dump is consistent if the generation after it, when no
-/// transaction is in progress, is the generation before it, when none was in progress either. (Not covered: a
-/// transaction of another process on the same set that fails during the dump.)
-fn wait_for_transactions(socket: &mut Socket) -> Result<()> {
-    let empty = NftBatch::new();
-    let (begin, end) = empty.parts();
-    socket.send(&[begin, &end])
-}
-
 /// A request outside of a transaction.
 #[derive(Debug)]
 pub(super) struct Request {
     bytes: Vec<u8>,
     /// The request as `nft` would write it.
     label: String,
-}
-
-/// The ruleset's generation.
-pub(super) fn generation(socket: &mut Socket) -> Result<u32> {
-    let request = Request::new(msg::GETGEN, 0, "get the generation".into());
-    request.query(socket, |body| body.u32(abi::generation::ID))?.ok_or(Error::Malformed("no generation"))
 }
 
 impl Request {
@@ -79,27 +62,25 @@ impl Request {
         found.ok_or(Error::Malformed("no reply to a query"))
     }
 
-    /// Requests the elements of these keys, and returns the number of the keys. The kernel replies to each key.
+    /// Requests the elements of these keys. The kernel replies to each key.
     pub(super) fn get<K: Deref<Target = [u8]>>(
         &mut self,
         socket: &mut Socket,
         keys: impl Iterator<Item = K>,
         visit: impl FnMut(&Body<'_>) -> Result<()>,
-    ) -> Result<usize> {
+    ) -> Result<()> {
         let start = self.bytes.len();
-        let mut count = 0;
-        self.bytes.nest(abi::elements::LIST, |buf| {
-            count = keys.map(|key| Element::key(&key).put(buf)).count();
-        });
-        let result = if count > 0 { self.send(socket, flags::ACK, visit) } else { Ok(()) };
+        self.bytes.nest(abi::elements::LIST, |buf| keys.for_each(|key| Element::key(&key).put(buf)));
+        let result = self.send(socket, flags::ACK, visit);
         self.bytes.truncate(start);
+
         match result {
             Err(error) if is_retryable(&error) => Err(self.interrupted()),
-            result => result.map(|()| count),
+            result => result,
         }
     }
 
-    /// Dumps the objects that are `wanted`. `object`: what they are, for an error.
+    /// Dumps the `wanted` objects. `object` names them in the error for a malformed reply.
     pub(super) fn collect<T>(
         self,
         socket: &mut Socket,
@@ -115,8 +96,8 @@ impl Request {
         })
     }
 
-    /// Dumps. Calls `start` for each attempt and `visit` for each object; a retryable error of `visit` ends the
-    /// attempt.
+    /// Dumps all objects. Calls `start` for each attempt and `visit` for each object; a retryable error of `visit` ends
+    /// the attempt.
     pub(super) fn fold<A>(
         mut self,
         socket: &mut Socket,
@@ -129,6 +110,7 @@ impl Request {
             let mut collected = start();
             let result = self.send(socket, flags::DUMP, |body| visit(&mut collected, body));
             wait_for_transactions(socket)?;
+
             match result {
                 Err(error) if !is_retryable(&error) => return Err(error),
                 Ok(()) if generation(socket)? == before => return Ok(collected),
@@ -144,9 +126,10 @@ impl Request {
         more_flags: u16,
         mut visit: impl FnMut(&Body<'_>) -> Result<()>,
     ) -> Result<()> {
-        let all = flags::REQUEST | more_flags;
-        self.bytes[6..8].copy_from_slice(&all.to_ne_bytes());
+        let flags = flags::REQUEST | more_flags;
+        self.bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
         message::finish(&mut self.bytes, 0);
+
         exchange(socket, &self.bytes, &self.label, |message| {
             visit(&Body::new(message.payload).ok_or(Error::Malformed("a short message"))?)
         })
@@ -161,4 +144,23 @@ impl Request {
 /// Whether the ruleset changed, or the kernel dropped replies.
 fn is_retryable(error: &Error) -> bool {
     error.is_interrupted() || error.errno() == Some(Errno(libc::ENOBUFS))
+}
+
+/// The ruleset's generation.
+pub(super) fn generation(socket: &mut Socket) -> Result<u32> {
+    let request = Request::new(msg::GETGEN, 0, "get the generation".into());
+    request.query(socket, |body| body.u32(abi::generation::ID))?.ok_or(Error::Malformed("no generation"))
+}
+
+/// Waits for transactions in progress with an empty transaction, which takes the same lock and changes nothing.
+///
+/// The kernel resumes a dump at a number of elements. A transaction adds its elements before it increments the
+/// generation, and removes elements after that. A dump that overlaps with either misses elements, and the kernel does
+/// not set `NLM_F_DUMP_INTR` in dumps of elements. So a dump is consistent if the generation is the same before and
+/// after it, both times without a transaction in progress. A transaction of another process on the same set that fails
+/// during the dump is not noticed.
+fn wait_for_transactions(socket: &mut Socket) -> Result<()> {
+    let empty = NftBatch::new();
+    let (begin, end) = empty.parts();
+    socket.send(&[begin, &end])
 }

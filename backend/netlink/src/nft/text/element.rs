@@ -9,7 +9,7 @@ use crate::nft::{
     set::{DataType, Set, value_len},
 };
 
-/// An element, and the set of its key and data if that is known.
+/// An element, and its set, which says the types of the key and the data; `None`: unknown.
 pub(crate) struct ElementText<'a> {
     pub(crate) element: &'a Element<'a>,
     pub(crate) set: Option<&'a Set>,
@@ -17,7 +17,9 @@ pub(crate) struct ElementText<'a> {
 
 impl fmt::Display for ElementText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (key, data) = self.set.map_or((&[][..], &[][..]), |set| (&set.key, &set.data));
+        let key = self.set.map_or(&[][..], |set| &set.key);
+        let data = self.set.map_or(&[][..], |set| &set.data);
+
         match self.element.key {
             [] => f.write_str("*")?,
             first => put_value(f, first, self.element.key_end, key)?,
@@ -55,6 +57,7 @@ fn put_value(f: &mut impl fmt::Write, value: &[u8], end: Option<&[u8]>, fields: 
     if value_len(fields) != value.len() || fields.iter().any(is_unknown) {
         return put_range(f, DataType::UNKNOWN, value, end.unwrap_or(value));
     }
+
     let mut from = FieldReader::new(value);
     let mut to = end.map(FieldReader::new);
     for (index, &kind) in fields.iter().enumerate() {

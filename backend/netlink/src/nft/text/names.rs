@@ -67,6 +67,7 @@ pub(super) fn fib(result: FibResult, flags: FibFlags) -> Value {
 pub(super) fn constant(kind: DataType, data: &[u8]) -> String {
     let mut fields = FieldReader::new(data);
     let number = || data.try_into().ok().map(u32::from_ne_bytes);
+
     let text = match kind {
         DataType::Ipv4Addr | DataType::Ipv6Addr => {
             let family = if data.len() == IpFamily::V6.address_len() { IpFamily::V6 } else { IpFamily::V4 };
@@ -91,15 +92,19 @@ pub(super) fn constant(kind: DataType, data: &[u8]) -> String {
             5 => "multicast".into(),
             other => other.to_string(),
         }),
-        DataType::IfName => {
-            let end = data.iter().position(|&byte| byte == 0).unwrap_or(data.len());
-            // A comparison with fewer than IFNAMSIZ bytes matches a prefix.
-            let wildcard = if end == data.len() && end < 16 { "*" } else { "" };
-            Some(format!("\"{}{wildcard}\"", String::from_utf8_lossy(&data[..end]).escape_debug()))
-        }
+        DataType::IfName => Some(interface_name(data)),
         DataType::Verdict | DataType::Other(_) => None,
     };
+
     text.unwrap_or_else(|| data.iter().fold("0x".into(), |text, byte| text + &format!("{byte:02x}")))
+}
+
+/// A name, or a prefix of names, as `"veth*"`.
+fn interface_name(data: &[u8]) -> String {
+    let end = data.iter().position(|&byte| byte == 0).unwrap_or(data.len());
+    // A comparison with fewer than IFNAMSIZ bytes matches a prefix.
+    let wildcard = if end == data.len() && end < 16 { "*" } else { "" };
+    format!("\"{}{wildcard}\"", String::from_utf8_lossy(&data[..end]).escape_debug())
 }
 
 /// `(value & mask) ^ xor`; `|` in nft if the mask clears the bits of `xor`.
@@ -120,28 +125,33 @@ pub(super) fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|&byte| byte == 0)
 }
 
-/// The prefix length of the mask, if it is one of a prefix.
+/// The prefix length of the mask, if all its ones precede its zeros.
 pub(super) fn prefix_len(mask: &[u8]) -> Option<u32> {
     let ones: u32 = mask.iter().map(|byte| byte.leading_ones()).take_while(|&ones| ones == 8).sum();
     let partial = mask.get(ones as usize / 8).map_or(0, |byte| byte.leading_ones());
     let total: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
-    (ones + partial == total).then_some(total)
+    if ones + partial == total { Some(total) } else { None }
 }
 
 /// `new,established`.
 pub(super) fn ct_states(mask: &[u8]) -> String {
-    let bits = mask.try_into().map_or(0, u32::from_ne_bytes);
     let named = [
         (CtKey::STATE_INVALID, "invalid"),
         (CtKey::STATE_ESTABLISHED, "established"),
         (CtKey::STATE_RELATED, "related"),
         (CtKey::STATE_NEW, "new"),
     ];
-    let rest = named.iter().fold(bits, |rest, (bit, _)| rest & !bit);
-    let mut names: Vec<String> =
-        named.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| (*name).into()).collect();
-    if rest != 0 {
-        names.push(format!("{rest:#x}"));
+
+    let mut bits = mask.try_into().map_or(0, u32::from_ne_bytes);
+    let mut names = Vec::new();
+    for (bit, name) in named {
+        if bits & bit != 0 {
+            names.push(name.to_owned());
+            bits &= !bit;
+        }
+    }
+    if bits != 0 {
+        names.push(format!("{bits:#x}"));
     }
     names.join(",")
 }

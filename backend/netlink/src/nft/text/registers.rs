@@ -10,7 +10,7 @@ use crate::nft::{
 #[derive(Clone, Debug)]
 pub(super) struct Value {
     pub(super) text: String,
-    /// Its type, and that of constants that it is compared with.
+    /// The type of the value, and of constants that it is compared with.
     pub(super) kind: DataType,
     /// The number of registers that it fills.
     pub(super) registers: u8,
@@ -40,11 +40,6 @@ impl Value {
             None => self.text.clone(),
         }
     }
-
-    /// For the result of a map that starts at `start`: the number of the register behind it.
-    pub(super) fn end(&self, start: Register) -> Option<u8> {
-        self.loaded_by.map(|_| start.number().saturating_add(self.registers))
-    }
 }
 
 /// The sixteen registers; a value is stored at the first register that it fills.
@@ -52,6 +47,7 @@ impl Value {
 pub(super) struct Registers([Option<Value>; 16]);
 
 impl Registers {
+    /// Stores a value, which overwrites all values whose registers it fills.
     pub(super) fn load(&mut self, dreg: Register, value: Value) {
         let Some(at) = index(dreg) else { return };
         let end = at + usize::from(value.registers);
@@ -63,25 +59,23 @@ impl Registers {
         self.0[at] = Some(value);
     }
 
-    /// Replaces the mask of the value that starts at this register. Returns its type, and the old mask.
-    pub(super) fn replace_mask(&mut self, sreg: Register, mask: Option<Constant>) -> (DataType, Option<Constant>) {
-        match index(sreg).and_then(|at| self.0[at].as_mut()) {
-            Some(value) => (value.kind, std::mem::replace(&mut value.mask, mask)),
-            None => (DataType::UNKNOWN, None),
-        }
-    }
-
     /// The value that starts at this register.
     pub(super) fn get(&self, sreg: Register) -> Option<&Value> {
         self.0[index(sreg)?].as_ref()
     }
 
+    /// The type of the value that starts at this register.
+    pub(super) fn kind(&self, sreg: Register) -> DataType {
+        self.get(sreg).map_or(DataType::UNKNOWN, |value| value.kind)
+    }
+
     /// The text of the values in this number of registers; if it is `None`, in all registers up to the first empty one.
     /// The text of an empty register is its name. Also returns the parts of the rule's text that this text replaces.
     pub(super) fn take(&self, sreg: Register, count: Option<u8>) -> (String, Vec<usize>) {
+        let end = count.map(|count| sreg.number() + count.max(1));
         let mut texts = Vec::new();
         let mut replaced = Vec::new();
-        let end = count.map(|count| sreg.number() + count.max(1));
+
         let mut number = sreg.number();
         while end.is_none_or(|end| number < end) {
             match Register::new(number).and_then(|register| self.get(register)) {
@@ -100,6 +94,7 @@ impl Registers {
                 None => break,
             }
         }
+
         (texts.join(" . "), replaced)
     }
 }

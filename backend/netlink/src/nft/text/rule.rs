@@ -6,14 +6,14 @@
 //! ```
 //! The result of a map that is not read as a whole is written as an assignment: `r8 = ... map @affinity`.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use super::{
     names,
     registers::{Registers, Value},
 };
 use crate::nft::{
-    expr::{CmpOp, Expr, LookupMatch, Register, Rule},
+    expr::{CmpOp, Constant, DynsetOp, Expr, LookupMatch, RangeOp, Register, Rule},
     set::DataType,
 };
 
@@ -29,9 +29,12 @@ impl fmt::Display for RuleText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut writer = Writer { registers: Registers::default(), parts: Vec::new(), sets: self.sets };
         self.rule.exprs.iter().for_each(|expr| writer.put(expr));
+
         let mut parts = writer.parts;
-        parts.extend(self.rule.comment.as_ref().map(|comment| format!("comment {comment:?}")));
         parts.retain(|part| !part.is_empty());
+        if let Some(comment) = &self.rule.comment {
+            parts.push(format!("comment {comment:?}"));
+        }
         f.write_str(&parts.join(" "))
     }
 }
@@ -51,7 +54,8 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// The text of the value in this number of registers (`None`: up to the first empty register).
+    /// The text of the value in this number of registers, as [`Registers::take`]. The parts that it replaces are empty
+    /// from now on.
     fn take(&mut self, sreg: Register, count: Option<u8>) -> String {
         let (text, replaced) = self.registers.take(sreg, count);
         replaced.into_iter().for_each(|part| self.parts[part].clear());
@@ -71,13 +75,7 @@ impl Writer<'_> {
             Expr::Ct { dreg, key, direction } => self.registers.load(*dreg, names::ct(*key, *direction)),
             Expr::Fib { dreg, result, flags } => self.registers.load(*dreg, names::fib(*result, *flags)),
             Expr::Cmp { sreg, op, data } => self.compare(*sreg, *op, data),
-            Expr::Range { sreg, op, from, to } => {
-                let kind = self.registers.get(*sreg).map_or(DataType::UNKNOWN, |value| value.kind);
-                let value = self.take(*sreg, Some(1));
-                let from = names::constant(kind, from);
-                let to = names::constant(kind, to);
-                self.parts.push(format!("{value} {}{from}-{to}", op.name()));
-            }
+            Expr::Range { sreg, op, from, to } => self.compare_range(*sreg, *op, [from, to]),
             Expr::Bitwise { sreg, dreg, mask, xor } => self.bitwise(*sreg, *dreg, mask, xor),
             Expr::Byteorder { sreg, dreg, len, .. } => {
                 // The constants of comparisons are converted as well.
@@ -91,18 +89,7 @@ impl Writer<'_> {
             }
             Expr::Verdict(verdict) => self.parts.push(verdict.to_string()),
             Expr::Lookup { set, sreg, dreg, matches } => self.lookup(set, *sreg, *dreg, *matches),
-            Expr::Dynset { set, op, key, data, timeout } => {
-                let known = (self.sets)(set);
-                let mut element = self.take(*key, known.map(|(key, _)| key));
-                if let Some(timeout) = timeout {
-                    element += &format!(" timeout {timeout:?}");
-                }
-                if let Some(data) = data {
-                    let data = self.take(*data, known.map(|(_, data)| data));
-                    element += &format!(" : {data}");
-                }
-                self.parts.push(format!("{} @{set} {{ {element} }}", op.name()));
-            }
+            Expr::Dynset { set, op, key, data, timeout } => self.dynset(set, *op, *key, *data, *timeout),
             Expr::Numgen { dreg, kind, modulus, offset } => {
                 let mut text = format!("numgen {} mod {modulus}", kind.name());
                 if *offset != 0 {
@@ -116,12 +103,7 @@ impl Writer<'_> {
                 self.registers.load(*dreg, Value::new(text, DataType::Mark));
             }
             Expr::Nat { kind, family, addr, addr_max, port, port_max, flags } => {
-                // The result of a map that fills both registers is written once.
-                let covered = addr.and_then(|addr| self.registers.get(addr)?.end(addr));
-                let mut to = addr.map_or_else(String::new, |addr| self.span(addr, *addr_max, DataType::Ipv4Addr));
-                if let Some(port) = port.filter(|port| covered.is_none_or(|end| end <= port.number())) {
-                    to += &format!(":{}", self.span(port, *port_max, DataType::InetService));
-                }
+                let to = self.nat_destination([*addr, *addr_max], [*port, *port_max]);
                 self.parts.push(format!("{} {family} to {to}{}", kind.name(), names::nat_flags(*flags)));
             }
             Expr::Masquerade { flags } => self.parts.push(format!("masquerade{}", names::nat_flags(*flags))),
@@ -132,33 +114,42 @@ impl Writer<'_> {
     }
 
     fn compare(&mut self, sreg: Register, op: CmpOp, data: &[u8]) {
-        // The comparison has a notation of its own for the mask.
-        let (kind, mask) = self.registers.replace_mask(sreg, None);
-        let text = self.take(sreg, Some(1));
-        self.registers.replace_mask(sreg, mask.clone());
-        let part = match (mask, op) {
-            (Some(mask), CmpOp::Neq) if kind == DataType::CtState && names::is_zero(data) => {
+        let empty = || Value::new(format!("{sreg:?}"), DataType::UNKNOWN);
+        let Value { text, kind, mask, loaded_by, .. } = self.registers.get(sreg).cloned().unwrap_or_else(empty);
+        if let Some(part) = loaded_by {
+            self.parts[part].clear();
+        }
+
+        let data_text = names::constant(kind, data);
+        let Some(mask) = mask else {
+            self.parts.push(format!("{text} {}{data_text}", op.name()));
+            return;
+        };
+
+        // Comparisons of masked values have notations of their own.
+        let is_address = matches!(kind, DataType::Ipv4Addr | DataType::Ipv6Addr);
+        let part = match (op, names::prefix_len(&mask)) {
+            (CmpOp::Neq, _) if kind == DataType::CtState && names::is_zero(data) => {
                 format!("{text} {}", names::ct_states(&mask))
             }
-            (Some(mask), CmpOp::Eq | CmpOp::Neq)
-                if matches!(kind, DataType::Ipv4Addr | DataType::Ipv6Addr) && names::prefix_len(&mask).is_some() =>
-            {
-                let prefix = names::prefix_len(&mask).unwrap_or_default();
-                format!("{text} {}{}/{prefix}", op.name(), names::constant(kind, data))
-            }
-            (Some(mask), _) => {
-                let mask = names::constant(kind, &mask);
-                let data = names::constant(kind, data);
+            (CmpOp::Eq | CmpOp::Neq, Some(prefix)) if is_address => format!("{text} {}{data_text}/{prefix}", op.name()),
+            _ => {
                 let operator = if op == CmpOp::Eq { "== " } else { op.name() };
-                format!("{text} & {mask} {operator}{data}")
+                format!("{text} & {} {operator}{data_text}", names::constant(kind, &mask))
             }
-            (None, _) => format!("{text} {}{}", op.name(), names::constant(kind, data)),
         };
         self.parts.push(part);
     }
 
+    fn compare_range(&mut self, sreg: Register, op: RangeOp, range: [&Constant; 2]) {
+        let kind = self.registers.kind(sreg);
+        let value = self.take(sreg, Some(1));
+        let [from, to] = range.map(|constant| names::constant(kind, constant));
+        self.parts.push(format!("{value} {}{from}-{to}", op.name()));
+    }
+
     fn bitwise(&mut self, sreg: Register, dreg: Register, mask: &[u8], xor: &[u8]) {
-        let kind = self.registers.get(sreg).map_or(DataType::UNKNOWN, |value| value.kind);
+        let kind = self.registers.kind(sreg);
         let text = self.take(sreg, Some(mask.len().div_ceil(4) as u8));
         let value = if names::is_zero(xor) {
             Value { mask: Some(mask.into()), ..Value::with_len(text, kind, mask.len()) }
@@ -169,34 +160,72 @@ impl Writer<'_> {
     }
 
     fn lookup(&mut self, set: &str, sreg: Register, dreg: Option<Register>, matches: LookupMatch) {
-        let known = (self.sets)(set);
-        let key = self.take(sreg, known.map(|(key, _)| key));
+        let counts = (self.sets)(set);
+        let key = self.take(sreg, counts.map(|(key, _)| key));
         match dreg {
             None if matches == LookupMatch::NotInSet => self.parts.push(format!("{key} != @{set}")),
             None => self.parts.push(format!("{key} @{set}")),
             Some(Register::VERDICT) => self.parts.push(format!("{key} vmap @{set}")),
             Some(dreg) => {
                 let text = format!("{key} map @{set}");
+                let assignment = format!("{dreg:?} = {text}");
                 // Data of unknown length may overwrite all following registers.
-                let registers = known.map_or(u8::MAX, |(_, data)| data);
-                let value = Value { registers, ..Value::new(text.clone(), DataType::UNKNOWN) };
-                self.registers.load(dreg, Value { loaded_by: Some(self.parts.len()), ..value });
-                self.parts.push(format!("{dreg:?} = {text}"));
+                let registers = counts.map_or(u8::MAX, |(_, data)| data);
+                let loaded_by = Some(self.parts.len());
+                self.registers.load(dreg, Value { registers, loaded_by, ..Value::new(text, DataType::UNKNOWN) });
+                self.parts.push(assignment);
             }
         }
     }
 
+    fn dynset(&mut self, set: &str, op: DynsetOp, key: Register, data: Option<Register>, timeout: Option<Duration>) {
+        let counts = (self.sets)(set);
+        let mut element = self.take(key, counts.map(|(key, _)| key));
+        if let Some(timeout) = timeout {
+            element += &format!(" timeout {timeout:?}");
+        }
+        if let Some(data) = data {
+            element += &format!(" : {}", self.take(data, counts.map(|(_, data)| data)));
+        }
+        self.parts.push(format!("{} @{set} {{ {element} }}", op.name()));
+    }
+
+    /// The new address and port, of which each is a value or a range.
+    fn nat_destination(&mut self, addr: [Option<Register>; 2], port: [Option<Register>; 2]) -> String {
+        // The result of a map that fills the registers of both is written once.
+        let is_covered = self.is_one_result(addr[0], port[0]);
+        let mut to = String::new();
+        if let [Some(min), max] = addr {
+            to += &self.span(min, max, DataType::Ipv4Addr);
+        }
+        if let [Some(min), max] = port
+            && !is_covered
+        {
+            to += &format!(":{}", self.span(min, max, DataType::InetService));
+        }
+        to
+    }
+
+    /// Whether the value at `addr` is the result of a map whose registers include `port`.
+    fn is_one_result(&self, addr: Option<Register>, port: Option<Register>) -> bool {
+        let (Some(addr), Some(port)) = (addr, port) else { return false };
+        let Some(value) = self.registers.get(addr) else { return false };
+        value.loaded_by.is_some() && port.number() < addr.number().saturating_add(value.registers)
+    }
+
     /// A value or a range, with constants of this type.
     fn span(&mut self, min: Register, max: Option<Register>, kind: DataType) -> String {
-        let mut text = |register| {
-            let constant = self.registers.get(register).and_then(|value| value.constant.as_deref());
-            let constant = constant.map(|data| names::constant(kind, data));
-            constant.unwrap_or_else(|| self.take(register, Some(1)))
-        };
-        let min = text(min);
-        match max {
-            Some(max) => format!("{min}-{}", text(max)),
-            None => min,
+        let mut text = self.bound(min, kind);
+        if let Some(max) = max {
+            text += &format!("-{}", self.bound(max, kind));
+        }
+        text
+    }
+
+    fn bound(&mut self, register: Register, kind: DataType) -> String {
+        match self.registers.get(register) {
+            Some(Value { constant: Some(constant), .. }) => names::constant(kind, constant),
+            _ => self.take(register, Some(1)),
         }
     }
 }
