@@ -6,7 +6,7 @@ mod tests;
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use iptables::{Hook, Ruleset, Table, target};
+use iptables::{HookRule, Ruleset, Table, target};
 
 use crate::{
     desired::{hooks, localnet_guard},
@@ -87,7 +87,7 @@ impl Observed {
     }
 
     /// How often a hook occurs.
-    pub(crate) fn hook_count(&self, hook: &Hook) -> usize {
+    pub(crate) fn hook_count(&self, hook: &HookRule) -> usize {
         let rules = self.rules(hook.table, hook.chain).unwrap_or_default();
         rules.iter().filter(|rule| **rule == hook.rule).count()
     }

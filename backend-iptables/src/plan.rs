@@ -22,7 +22,7 @@ mod tests;
 
 use std::collections::BTreeSet;
 
-use iptables::{ChainSpec, Hook, ScriptLine, Table};
+use iptables::{ChainSpec, HookRule, ScriptLine, Table};
 
 use crate::table::{FixedRules, SharedChain};
 pub(crate) use base::{complete_base, remove, remove_unshared};
@@ -78,7 +78,7 @@ impl RuleEdit {
         Self::of_shared(owner, shared, edit, rule)
     }
 
-    fn of_hook(hook: &Hook, edit: Edit) -> Self {
+    fn of_hook(hook: &HookRule, edit: Edit) -> Self {
         Self { owner: None, table: hook.table, chain: hook.chain, edit, rule: hook.rule.clone() }
     }
 

@@ -4,7 +4,7 @@
 use backend::dataplane::{
     DataplaneOptions, DrainedRedirect, InvalidPackets, LocalhostNodePorts, PodMatch, loopback, service_cidrs,
 };
-use iptables::{ChainSpec, Hook, Table, target};
+use iptables::{ChainSpec, HookRule, Table, target};
 use proto::model::{ClusterInfo, IpFamily, NodeInfo, Protocol};
 
 use super::rule::{MatchSense, RuleBuilder};
@@ -66,7 +66,7 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
 
 /// The hooks, the same in both families. Each is inserted at the beginning, so that a later hook of this list is
 /// evaluated first.
-pub(crate) fn hooks() -> Vec<Hook> {
+pub(crate) fn hooks() -> Vec<HookRule> {
     use Table::{Filter, Nat};
     let local = &["INPUT", "FORWARD", "OUTPUT"][..];
     let mut hooks = Vec::new();
@@ -85,13 +85,13 @@ pub(crate) fn hooks() -> Vec<Hook> {
             line = line.matching("-m conntrack --ctstate NEW");
         }
         let rule = line.comment(comment).jump(to);
-        hooks.extend(chains.iter().map(|chain| Hook { table, chain, rule: rule.clone() }));
+        hooks.extend(chains.iter().map(|chain| HookRule { table, chain, rule: rule.clone() }));
     }
     hooks
 }
 
 /// Whether kube-proxy does not have this hook: its chains have the same names, and its other hooks the same rules.
-pub(crate) fn is_only_our_hook(hook: &Hook) -> bool {
+pub(crate) fn is_only_our_hook(hook: &HookRule) -> bool {
     let is_to = |chain| target(&hook.rule) == Some(chain);
     hook.table == Table::Filter && hook.chain == "OUTPUT" && (is_to(names::EXTERNAL_SERVICES) || is_to(names::SILENT))
 }

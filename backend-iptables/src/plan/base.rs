@@ -5,7 +5,7 @@ use std::{
     iter::repeat_n,
 };
 
-use iptables::{ChainSpec, Hook, Table, target};
+use iptables::{ChainSpec, HookRule, Table, target};
 
 use super::{Edit, Plan, RuleEdit};
 use crate::{
@@ -128,7 +128,7 @@ pub(crate) fn remove(observed: &Observed) -> Plan {
 
 impl Plan {
     /// Deletes all copies of a hook.
-    fn delete_hook(&mut self, observed: &Observed, hook: &Hook) {
+    fn delete_hook(&mut self, observed: &Observed, hook: &HookRule) {
         self.deletions.extend(repeat_n(RuleEdit::of_hook(hook, Edit::Delete), observed.hook_count(hook)));
     }
 }

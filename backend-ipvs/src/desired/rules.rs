@@ -18,7 +18,7 @@
 
 use backend::dataplane::{DataplaneOptions, DrainedRedirect, Masquerade, PodMatch, loopback, service_cidrs};
 use ipnet::IpNet;
-use iptables::{ChainSpec, Hook, Table};
+use iptables::{ChainSpec, HookRule, Table};
 use proto::model::{ClusterInfo, IpFamily, NodeInfo, PerFamily};
 
 use crate::{
@@ -76,9 +76,9 @@ pub(crate) fn rules(
 }
 
 /// The rules that jump to our chains. Each is inserted at the beginning of its chain, in this order.
-pub(crate) fn hooks() -> Vec<Hook> {
+pub(crate) fn hooks() -> Vec<HookRule> {
     let new = "-m conntrack --ctstate NEW -j";
-    let hook = |table, chain, rule: String| Hook { table, chain, rule };
+    let hook = |table, chain, rule: String| HookRule { table, chain, rule };
     vec![
         hook(Table::Nat, "POSTROUTING", format!("-j {MAIN}")),
         hook(Table::Nat, "OUTPUT", format!("-j {DRAINED}")),

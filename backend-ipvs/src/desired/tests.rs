@@ -238,7 +238,7 @@ fn connections_of_the_node_to_the_drained_port_of_its_pods_lead_to_the_backend()
         let options = DataplaneOptions { local_detector, drained_ports, ..DataplaneOptions::default() };
         let state = mk_state().build();
         let chains = rules(family, &options, state.node(), state.cluster());
-        let is_hook = |hook: &iptables::Hook| (hook.table, hook.chain) == (Table::Nat, "OUTPUT");
+        let is_hook = |hook: &iptables::HookRule| (hook.table, hook.chain) == (Table::Nat, "OUTPUT");
         assert!(hooks().iter().any(|hook| is_hook(hook) && hook.rule == "-j FAIRLEAD-IPVS-DRAINED"));
         chains.into_iter().find(|chain| chain.name == "FAIRLEAD-IPVS-DRAINED").unwrap().rules
     };

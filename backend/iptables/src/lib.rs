@@ -2,9 +2,14 @@
 //! iptables programs.
 //!
 //! ```text
-//!   Tools ──▶ Program ──▶ iptables-save ────▶ Ruleset ──▶ Rule      which variant is in use; text; rules as structs
-//!                    └──▶ iptables-restore ◀── Script               one transaction per table
+//!   Tools ──▶ Program ──┬──▶ iptables-save ─────▶ Ruleset ──▶ Rule
+//!   (chooses            │                           │  script_to, script_without
+//!    the variant)       └──▶ iptables-restore ◀── Script, one transaction per table
 //! ```
+//!
+//! A backend opens [`Tools`], reads with [`Tools::save`] and [`Ruleset::parse`], and writes with [`Tools::restore`].
+//! Rules stay text as `iptables-save` prints it, so that two rulesets can be compared; a [`Rule`] is the struct for
+//! commands that evaluate rules.
 
 mod lock;
 mod program;
@@ -21,7 +26,7 @@ pub use restore::RestoreError;
 pub use rule::{Condition, MaskedMark, Match, Rule, Side, Target};
 pub use ruleset::{Chain, HiddenTable, Policy, Ruleset, target};
 pub use script::{Script, ScriptLine};
-pub use table::{ChainSpec, Hook, Table};
+pub use table::{ChainSpec, HookRule, Table};
 pub use tools::Tools;
 pub use variant::{Variant, VariantSelection};
 

@@ -15,8 +15,8 @@ use tracing::{debug, info};
 const DEFAULT_PATH: &str = "/run/xtables.lock";
 /// The environment variable with which iptables is given another path.
 const PATH_VARIABLE: &str = "XTABLES_LOCKFILE";
-/// After this time the program is started anyway; it waits for the lock itself.
-const TIMEOUT: Duration = Duration::from_secs(2);
+/// After this time the program is started anyway, because it waits for the lock itself.
+const MAX_WAIT: Duration = Duration::from_secs(2);
 /// The random delay between two attempts, in milliseconds, so that several waiting processes do not try at the same
 /// moments.
 const POLL_INTERVAL_MS: std::ops::Range<u64> = 5..25;
@@ -26,20 +26,21 @@ pub(crate) fn path() -> PathBuf {
     std::env::var_os(PATH_VARIABLE).map_or_else(|| DEFAULT_PATH.into(), PathBuf::from)
 }
 
-/// Waits until the lock is free, or until the timeout. Returns the time spent waiting.
+/// Waits until the lock is free, but at most for [`MAX_WAIT`]. Returns the time spent waiting.
 pub(crate) async fn wait(path: &Path) -> Duration {
-    let mut since = None;
-    while is_locked(path) {
-        let since = *since.get_or_insert_with(|| {
-            info!(path = %path.display(), "waiting for the xtables lock of another process");
-            Instant::now()
-        });
-        if since.elapsed() >= TIMEOUT {
+    if !is_locked(path) {
+        return Duration::ZERO;
+    }
+
+    info!(path = %path.display(), "waiting for the xtables lock of another process");
+    let begun = Instant::now();
+    while begun.elapsed() < MAX_WAIT {
+        sleep(Duration::from_millis(fastrand::u64(POLL_INTERVAL_MS))).await;
+        if !is_locked(path) {
             break;
         }
-        sleep(Duration::from_millis(fastrand::u64(POLL_INTERVAL_MS))).await;
     }
-    since.map(|since| since.elapsed()).unwrap_or_default()
+    begun.elapsed()
 }
 
 /// Whether another process has the lock. The only way to find out is to take it for a moment.
@@ -72,7 +73,7 @@ mod tests {
         assert!(tokio::time::timeout(locked_for, &mut waiting).await.is_err());
         other.unlock().unwrap();
         let waited = waiting.await;
-        assert!(waited >= locked_for / 2 && waited < TIMEOUT, "{waited:?}");
+        assert!(waited >= locked_for / 2 && waited < MAX_WAIT, "{waited:?}");
         assert!(other.try_lock().is_ok(), "the lock was not released");
     }
 
@@ -81,7 +82,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let other = File::open(file.path()).unwrap();
         other.lock().unwrap();
-        assert!(wait(file.path()).await >= TIMEOUT / 2);
+        assert!(wait(file.path()).await >= MAX_WAIT / 2);
     }
 
     #[tokio::test]

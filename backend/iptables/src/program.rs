@@ -9,14 +9,18 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow};
 use proto::model::IpFamily;
-use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
+use tokio::{
+    io::AsyncWriteExt as _,
+    process::Command,
+    time::{sleep, timeout},
+};
 use tracing::debug;
 
 use crate::{RestoreError, Script, Variant, lock, restore};
 
-/// How many seconds `iptables-restore` waits for the xtables lock (`--wait`).
+/// The time for which `iptables-restore` waits for the xtables lock (`--wait`), in seconds.
 const LOCK_TIMEOUT_S: &str = "5";
-/// How often a restore is attempted while another process changes rules at the same time.
+/// The number of attempts at a restore while another process changes rules at the same time.
 const ATTEMPTS: u32 = 3;
 /// How long a program may run: iptables-nft-save takes minutes with 10,000 Services on a busy machine.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
@@ -25,7 +29,7 @@ const RETRY_DELAY_MS: std::ops::Range<u64> = 50..250;
 /// `RESOURCE_PROBLEM` of `iptables/include/xtables.h`: the lock is taken, or another process committed first.
 const RESOURCE_PROBLEM: i32 = 4;
 
-/// `iptables-nft` stands for `iptables-nft-save` and `iptables-nft-restore`.
+/// A pair of programs: `iptables-nft` stands for `iptables-nft-save` and `iptables-nft-restore`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Program {
     /// The IP family of the packets that its rules apply to.
@@ -36,7 +40,7 @@ pub struct Program {
     pub name: &'static str,
 }
 
-/// What `iptables-save` answers.
+/// The result of `iptables-save`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SaveResult {
     NotInstalled,
@@ -75,6 +79,7 @@ pub async fn save_variants(variants: &[Variant]) -> Result<Vec<SavedRules>> {
             let program = Program::new(family, *variant);
             all.extend(program.save().await?.map(|text| SavedRules { program, text }));
         }
+
         if all.len() == before
             && let Some(variant) = installed_variant(plain_name(family)).await?
             && variants.contains(&variant)
@@ -135,15 +140,16 @@ impl Program {
         let Some(Output { status, stdout, stderr }) = run(&name, &[], "").await? else {
             return Ok(SaveResult::NotInstalled);
         };
-        let reason = restore::reason(&String::from_utf8_lossy(&stderr));
-        if !status.success() {
-            return match restore::unsupported(&reason) {
-                Some(unsupported) => Ok(SaveResult::Unsupported(unsupported.to_owned())),
-                None => Err(anyhow!("{name}: {reason}")),
-            };
+        if status.success() {
+            // A comment of another program may be in another encoding.
+            return Ok(SaveResult::Rules(String::from_utf8_lossy(&stdout).into_owned()));
         }
-        // A comment of another program may be in another encoding.
-        Ok(SaveResult::Rules(String::from_utf8_lossy(&stdout).into_owned()))
+
+        let reason = restore::reason(&String::from_utf8_lossy(&stderr));
+        match restore::unsupported(&reason) {
+            Some(unsupported) => Ok(SaveResult::Unsupported(unsupported.to_owned())),
+            None => Err(anyhow!("{name}: {reason}")),
+        }
     }
 
     /// Executes a script; each table is changed completely or not at all.
@@ -159,32 +165,37 @@ impl Program {
         if self.variant == Variant::Legacy {
             *lock_wait += lock::wait(&lock::path()).await;
         }
+
         let program = format!("{}-restore", self.name);
+        let arguments = ["--noflush", "--wait", LOCK_TIMEOUT_S];
         let failed = |reason: anyhow::Error| RestoreError::Failed(reason.context(format!("run {program}")));
-        for attempt in 1.. {
+        let mut attempt = 1;
+        loop {
             let begun = Instant::now();
-            let arguments = ["--noflush", "--wait", LOCK_TIMEOUT_S];
             let output = run(&program, &arguments, script.text()).await.map_err(failed)?;
             let Output { status, stderr, .. } = output.context("it is not installed").map_err(failed)?;
             let code = status.code();
-            let stderr = String::from_utf8_lossy(&stderr);
             let took_us = begun.elapsed().as_micros() as u64;
             debug!(program, lines = script.commands(), bytes = script.text().len(), took_us, code, "restored");
+
+            let stderr = String::from_utf8_lossy(&stderr);
             let reason = restore::reason(&stderr);
             match code {
                 Some(0) => return Ok(()),
-                // With several tables, some may have been committed: the caller has to read the rules first.
-                Some(RESOURCE_PROBLEM) if is_busy(&stderr) && attempt < ATTEMPTS && script.tables() == 1 => {
-                    debug!(program, reason, "another process changes rules, retrying");
-                    tokio::time::sleep(Duration::from_millis(fastrand::u64(RETRY_DELAY_MS))).await;
-                    *lock_wait += begun.elapsed();
-                }
-                Some(RESOURCE_PROBLEM) if is_busy(&stderr) => return Err(failed(anyhow::Error::msg(reason))),
+                Some(RESOURCE_PROBLEM) if is_busy(&stderr) => {}
                 Some(_) => return Err(RestoreError::Rejected { lines: restore::lines(&stderr), reason, program }),
-                None => return Err(failed(anyhow::Error::msg("terminated by a signal"))),
+                None => return Err(failed(anyhow!("terminated by a signal"))),
             }
+
+            // With several tables, some may have been committed: the caller has to read the rules first.
+            if attempt == ATTEMPTS || script.tables() != 1 {
+                return Err(failed(anyhow::Error::msg(reason)));
+            }
+            debug!(program, reason, "another process changes rules, retrying");
+            sleep(Duration::from_millis(fastrand::u64(RETRY_DELAY_MS))).await;
+            *lock_wait += begun.elapsed();
+            attempt += 1;
         }
-        Ok(())
     }
 }
 
@@ -209,6 +220,7 @@ async fn run(program: &str, arguments: &[&str], stdin: &str) -> Result<Option<Ou
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         child => child.with_context(|| format!("start {program}"))?,
     };
+
     let pipe = child.stdin.take();
     let write = async {
         if let Some(mut pipe) = pipe {
@@ -216,9 +228,9 @@ async fn run(program: &str, arguments: &[&str], stdin: &str) -> Result<Option<Ou
             let _ = pipe.write_all(stdin.as_bytes()).await;
         }
     };
-    let ended = timeout(PROGRAM_TIMEOUT, async { tokio::join!(write, child.wait_with_output()) }).await;
-    let ((), output) =
-        ended.with_context(|| format!("{program} did not end within {} s", PROGRAM_TIMEOUT.as_secs()))?;
+    let both = timeout(PROGRAM_TIMEOUT, async { tokio::join!(write, child.wait_with_output()) }).await;
+
+    let ((), output) = both.with_context(|| format!("{program} did not end within {} s", PROGRAM_TIMEOUT.as_secs()))?;
     output.map(Some).with_context(|| format!("wait for {program}"))
 }
 

@@ -20,12 +20,13 @@ pub enum RestoreError {
 
 /// The line numbers in `line 16: ...`, `Error occurred at line: 5` and `line 17 failed`.
 pub(crate) fn lines(stderr: &str) -> Vec<usize> {
-    let number = |text: &str| {
-        let text = text.trim_start_matches([':', ' ']);
-        let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-        text[..end].parse().ok()
-    };
-    stderr.split("line").skip(1).filter_map(number).collect()
+    stderr.split("line").skip(1).filter_map(leading_number).collect()
+}
+
+fn leading_number(text: &str) -> Option<usize> {
+    let text = text.trim_start_matches([':', ' ']);
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    text[..end].parse().ok()
 }
 
 /// The message on one line, without the parts that every message has.
@@ -35,13 +36,14 @@ pub(crate) fn reason(stderr: &str) -> String {
     lines.join("; ")
 }
 
-/// The part of a reason that says that the kernel lacks nf_tables, or a table of ip_tables; `None`: it says something
-/// else.
+/// The part of a reason that says that the kernel lacks nf_tables, or a table of ip_tables; `None` for another reason.
 pub(crate) fn unsupported(reason: &str) -> Option<&str> {
+    if reason.contains("Permission denied") || reason.contains("Operation not permitted") {
+        return None;
+    }
+
     let texts = ["TABLE_ADD failed", "rule set generation id", "unable to initialize table", "Table does not exist"];
-    let is_permitted = !reason.contains("Permission denied") && !reason.contains("Operation not permitted");
-    let mut parts = reason.split("; ").filter(|_| is_permitted);
-    parts.find(|part| texts.iter().any(|text| part.contains(text)))
+    reason.split("; ").find(|part| texts.iter().any(|text| part.contains(text)))
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ pub struct Rule {
     pub comment: String,
     /// All of them must hold.
     pub matches: Vec<Match>,
-    /// What happens to packets that match.
+    /// The action on packets that match.
     pub target: Target,
 }
 
@@ -48,7 +48,7 @@ pub struct MaskedMark {
     pub mask: u32,
 }
 
-/// What a match compares.
+/// The condition of a match.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Condition {
     /// `-s`, `-d`.
@@ -84,7 +84,7 @@ pub enum Condition {
     Unknown(String),
 }
 
-/// What happens to packets that match.
+/// The action on packets that match.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Target {
     /// No `-j`: the packet is counted, and the next rule is evaluated.
@@ -171,7 +171,7 @@ impl MaskedMark {
 // === impl Rule ===
 
 impl Rule {
-    /// The chain that it leads to.
+    /// The chain of a jump or goto.
     #[must_use]
     pub fn chain(&self) -> Option<&str> {
         match &self.target {
@@ -182,6 +182,7 @@ impl Rule {
 
     /// The first condition, unless negated, for which `read` returns a value.
     pub fn find<'a, T>(&'a self, read: impl FnMut(&'a Condition) -> Option<T>) -> Option<T> {
-        self.matches.iter().filter(|one| !one.negated).map(|one| &one.condition).find_map(read)
+        let required = self.matches.iter().filter(|found| !found.negated);
+        required.map(|found| &found.condition).find_map(read)
     }
 }

@@ -6,13 +6,13 @@ mod tests;
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt, iter,
 };
 
 use anyhow::{Context as _, Result, ensure};
 
 use crate::{
-    ChainSpec, Hook, Rule, Script, ScriptLine, Table,
+    ChainSpec, HookRule, Rule, Script, ScriptLine, Table,
     rule::{ends_in_quotes, words},
 };
 
@@ -66,46 +66,39 @@ impl Ruleset {
     /// When it is incomplete, or contains lines that are not printed by `iptables-save`.
     pub fn parse(saved: &str) -> Result<Self> {
         let mut ruleset = Self::default();
-        let mut table = None;
-        // Not `lines`, which removes a carriage return from the end of a rule.
-        let mut lines = (1..).zip(saved.split_terminator('\n'));
-        while let Some((number, line)) = lines.next() {
-            let mut line = Cow::from(line);
-            // A comment may contain line breaks.
-            let mut is_quoted = ends_in_quotes(&line, false);
-            while is_quoted && let Some((_, next)) = lines.next() {
-                line.to_mut().extend(["\n", next]);
-                is_quoted = ends_in_quotes(next, true);
-            }
-            let line = &*line;
+        // The table that is open; `Some(None)` for a table that is not supported here.
+        let mut open = None;
+        for (number, line) in logical_lines(saved) {
             if let Some(name) = line.strip_prefix('*') {
-                table = Some(Table::from_name(name));
+                open = Some(Table::from_name(name));
             } else if line == "COMMIT" {
-                table = None;
+                open = None;
             } else if let Some(comment) = line.strip_prefix('#') {
                 let name = comment.strip_prefix(" Table `").and_then(|rest| rest.strip_suffix(INCOMPATIBLE));
                 ruleset.incompatible.extend(name.and_then(Table::from_name));
-            } else if let Some(Some(table)) = table {
-                ruleset.line(table, line).with_context(|| format!("unexpected line {number}: {line:?}"))?;
+            } else if let Some(Some(table)) = open {
+                let executed = ruleset.execute_line(table, &line);
+                executed.with_context(|| format!("unexpected line {number}: {line:?}"))?;
             }
         }
-        ensure!(table.is_none(), "the list of rules ends before COMMIT");
+
+        ensure!(open.is_none(), "the list of rules ends before COMMIT");
         Ok(ruleset)
     }
 
-    /// Executes a script on this copy. Lines that cannot be executed are skipped.
+    /// Executes a script on this ruleset, not in the kernel. Lines that cannot be executed are skipped.
     pub fn execute(&mut self, script: &str) {
         let mut table = None;
         for line in script.split_terminator('\n') {
             match line.strip_prefix('*') {
                 Some(name) => table = Table::from_name(name),
-                None => drop(table.and_then(|table| self.line(table, line))),
+                None => drop(table.and_then(|table| self.execute_line(table, line))),
             }
         }
     }
 
-    /// Executes one line; `None` when that is not possible.
-    fn line(&mut self, table: Table, line: &str) -> Option<()> {
+    /// Executes a line of a script, or of the output; `None` if the line has another form, or names a missing object.
+    fn execute_line(&mut self, table: Table, line: &str) -> Option<()> {
         let chains = self.tables.entry(table).or_default();
         if let Some(declaration) = line.strip_prefix(':') {
             let (name, head) = declaration.split_once(' ')?;
@@ -117,11 +110,13 @@ impl Ruleset {
             chains.insert(name.to_owned(), Chain { policy, rules: Vec::new() });
             return Some(());
         }
+
         let (verb, rest) = line.split_once(' ')?;
         let (chain, rule) = rest.split_once(' ').unwrap_or((rest, ""));
         if verb == "-X" {
             return chains.remove(chain).map(drop);
         }
+
         let rules = &mut chains.get_mut(chain)?.rules;
         match verb {
             "-A" => rules.push(rule.to_owned()),
@@ -137,11 +132,13 @@ impl Ruleset {
     /// # Errors
     /// Names the table.
     pub fn ensure_readable(&self, tables: &[Table]) -> Result<(), HiddenTable> {
-        let hidden = tables.iter().find(|table| self.incompatible.contains(table));
-        hidden.map_or(Ok(()), |table| Err(HiddenTable(*table)))
+        match tables.iter().find(|table| self.incompatible.contains(table)) {
+            Some(table) => Err(HiddenTable(*table)),
+            None => Ok(()),
+        }
     }
 
-    /// Leaves a table out of this copy.
+    /// Leaves a table out of this ruleset.
     pub fn forget(&mut self, table: Table) {
         self.tables.remove(&table);
     }
@@ -184,22 +181,23 @@ impl Ruleset {
         Rule::parse(rule, |chain| self.chain(table, chain).is_some())
     }
 
-    /// The script that gives chains exactly these rules, and inserts those hooks that are missing.
+    /// The script that gives chains exactly these rules, and inserts the missing hooks.
     #[must_use]
-    pub fn script_to(&self, chains: &[ChainSpec], hooks: &[Hook]) -> Script {
+    pub fn script_to(&self, chains: &[ChainSpec], hooks: &[HookRule]) -> Script {
         let mut script = Script::default();
         for table in Table::ALL {
-            let differs = |chain: &&ChainSpec| {
-                let rules = self.chain(table, &chain.name).map(|chain| &chain.rules);
-                chain.table == table && rules != Some(&chain.rules)
-            };
-            let changed: Vec<_> = chains.iter().filter(differs).collect();
             script.begin(table);
-            changed.iter().for_each(|chain| script.push(ScriptLine::Declare(&chain.name)));
+
+            let of_table = chains.iter().filter(|chain| chain.table == table);
+            let changed: Vec<_> = of_table.filter(|chain| self.differs(chain)).collect();
+            for chain in &changed {
+                script.push(ScriptLine::Declare(&chain.name));
+            }
             for chain in changed {
                 chain.rules.iter().for_each(|rule| script.push(ScriptLine::Append(&chain.name, rule)));
             }
-            for Hook { chain, rule, .. } in hooks.iter().filter(|hook| hook.table == table) {
+
+            for HookRule { chain, rule, .. } in hooks.iter().filter(|hook| hook.table == table) {
                 if !self.rules(table, chain).contains(rule) {
                     script.push(ScriptLine::Insert(chain, rule));
                 }
@@ -209,21 +207,45 @@ impl Ruleset {
         script
     }
 
+    fn differs(&self, desired: &ChainSpec) -> bool {
+        self.chain(desired.table, &desired.name).is_none_or(|chain| chain.rules != desired.rules)
+    }
+
     /// The script that deletes chains, and the rules of other chains that jump to them.
     #[must_use]
     pub fn script_without(&self, is_ours: impl Fn(&str) -> bool) -> Script {
         let mut script = Script::default();
         for table in self.tables() {
-            let ours = self.chains_of(table).map(|(name, _)| name).filter(|name| is_ours(name));
-            let others = self.chains_of(table).filter(|(name, _)| !is_ours(name));
-            let jumps = others.flat_map(|(name, chain)| {
-                let jumps = chain.rules.iter().filter(|rule| target(rule).is_some_and(&is_ours));
-                jumps.map(move |rule| (name, rule.as_str()))
-            });
-            script.remove(table, jumps, ours.collect::<Vec<_>>());
+            let mut ours = Vec::new();
+            let mut jumps = Vec::new();
+            for (name, chain) in self.chains_of(table) {
+                if is_ours(name) {
+                    ours.push(name);
+                } else {
+                    let to_ours = chain.rules.iter().filter(|rule| target(rule).is_some_and(&is_ours));
+                    jumps.extend(to_ours.map(|rule| (name, rule.as_str())));
+                }
+            }
+            script.remove(table, jumps, ours);
         }
         script
     }
+}
+
+/// The lines of the output with their numbers. A comment may contain line breaks, which belong to its line.
+fn logical_lines(saved: &str) -> impl Iterator<Item = (usize, Cow<'_, str>)> {
+    // Not `lines`, which removes a carriage return from the end of a rule.
+    let mut lines = (1..).zip(saved.split_terminator('\n'));
+    iter::from_fn(move || {
+        let (number, first) = lines.next()?;
+        let mut line = Cow::from(first);
+        let mut is_quoted = ends_in_quotes(first, false);
+        while is_quoted && let Some((_, next)) = lines.next() {
+            line.to_mut().extend(["\n", next]);
+            is_quoted = ends_in_quotes(next, true);
+        }
+        Some((number, line))
+    })
 }
 
 /// As `iptables-save` prints it, with counters of 0.

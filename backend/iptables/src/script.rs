@@ -10,8 +10,10 @@ pub struct Script {
     text: String,
     lines: usize,
     tables: usize,
-    /// The length of the text where the open table begins, and its first line.
-    begin: (usize, usize),
+    /// The length of the text before the open table.
+    text_before: usize,
+    /// The number of lines before the open table.
+    lines_before: usize,
 }
 
 /// One change of a table. Rules are as `iptables-save` prints them after `-A CHAIN`.
@@ -34,7 +36,8 @@ pub enum ScriptLine<'a> {
 impl Script {
     /// Begins the changes of a table.
     pub fn begin(&mut self, table: Table) {
-        self.begin = (self.text.len(), self.lines);
+        self.text_before = self.text.len();
+        self.lines_before = self.lines;
         self.write(format_args!("*{table}"));
     }
 
@@ -45,9 +48,10 @@ impl Script {
 
     /// Ends the table. A table without changes is omitted.
     pub fn commit(&mut self) {
-        if self.lines == self.begin.1 + 1 {
-            self.text.truncate(self.begin.0);
-            self.lines = self.begin.1;
+        let is_empty = self.lines == self.lines_before + 1;
+        if is_empty {
+            self.text.truncate(self.text_before);
+            self.lines = self.lines_before;
         } else {
             self.write(format_args!("COMMIT"));
             self.tables += 1;
@@ -63,9 +67,13 @@ impl Script {
     ) {
         self.begin(table);
         chains.clone().into_iter().for_each(|chain| self.push(ScriptLine::Declare(chain)));
-        // `iptables-restore` would execute the second line of a comment. Without this deletion, it rejects the script.
-        let rules = rules.into_iter().filter(|(_, rule)| !rule.contains('\n'));
-        rules.for_each(|(chain, rule)| self.push(ScriptLine::Delete(chain, rule)));
+        for (chain, rule) in rules {
+            // `iptables-restore` would execute the second line of a comment. Without this deletion, it rejects the
+            // script.
+            if !rule.contains('\n') {
+                self.push(ScriptLine::Delete(chain, rule));
+            }
+        }
         chains.into_iter().for_each(|chain| self.push(ScriptLine::DeleteChain(chain)));
         self.commit();
     }

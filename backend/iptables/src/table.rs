@@ -1,4 +1,4 @@
-//! Tables, and the desired content of them.
+//! Tables, and their desired content.
 
 use std::fmt;
 
@@ -30,7 +30,7 @@ pub struct ChainSpec {
 
 /// A rule in a built-in chain that jumps to a chain of the backend.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Hook {
+pub struct HookRule {
     /// The table of the chain.
     pub table: Table,
     /// The built-in chain.

@@ -1,13 +1,13 @@
 //! The iptables that this node uses: its variant is detected once, when it is first needed.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, iter, time::Duration};
 
 use anyhow::{Result, bail};
 use proto::model::IpFamily;
 use tracing::info;
 
 use crate::{
-    Program, RestoreError, Script, Variant, VariantSelection,
+    Program, RestoreError, SavedRules, Script, Variant, VariantSelection,
     program::{SaveResult, installed_variant},
     restore,
 };
@@ -26,9 +26,9 @@ struct Detected {
     programs: [Program; 2],
     /// The family by whose programs it was detected.
     family: IpFamily,
-    /// The variants that are installed too, if the operator did not ask for one.
+    /// The other variants that are installed, if the operator did not ask for a variant.
     others: Vec<Variant>,
-    /// What was saved of IPv4 to detect the variant, so that the first [`Tools::save`] need not run again.
+    /// The rules of IPv4 that were read to detect the variant, so that the first [`Tools::save`] need not run again.
     saved: Option<String>,
 }
 
@@ -63,7 +63,7 @@ impl Tools {
     /// The program of a family.
     ///
     /// # Errors
-    /// When the wanted variant, or any, is not installed.
+    /// When the wanted variant is not installed, or none is.
     pub async fn program(&mut self, family: IpFamily) -> Result<Program> {
         Ok(self.detect().await?.programs[family as usize])
     }
@@ -94,28 +94,28 @@ impl Tools {
     /// When the program rejects a line, or cannot run.
     pub async fn restore(&mut self, family: IpFamily, script: &Script) -> Result<(), RestoreError> {
         let program = self.program(family).await.map_err(RestoreError::Failed)?;
-        match program.restore_measuring(script, &mut self.lock_wait).await {
-            Err(RestoreError::Rejected { lines, reason, program: name })
-                if let Some(reason) = restore::unsupported(&reason).map(str::to_owned) =>
-            {
-                let detected = self.detected.as_ref().filter(|detected| detected.family == family);
-                // The other family may be the only one that the kernel lacks.
-                let Some(detected) = detected else {
-                    return Err(RestoreError::Rejected { lines, reason, program: name });
-                };
-                let is_new = |other: &Variant| !self.unsupported.reasons.contains_key(other);
-                let next = detected.others.iter().copied().find(is_new);
-                self.unsupported.add(program, reason);
-                let error = self.unsupported.error(next);
-                if next.is_some() {
-                    self.detected = None;
-                    self.selection.use_variant(None);
-                    return Err(RestoreError::Failed(error));
-                }
-                Err(RestoreError::Rejected { lines, reason: error.to_string(), program: name })
-            }
-            result => result,
+        let result = program.restore_measuring(script, &mut self.lock_wait).await;
+        let Err(RestoreError::Rejected { lines, reason, program: name }) = result else { return result };
+        let Some(cause) = restore::unsupported(&reason).map(str::to_owned) else {
+            return Err(RestoreError::Rejected { lines, reason, program: name });
+        };
+
+        // The other family may be the only one that the kernel lacks.
+        let Some(detected) = self.detected.as_ref().filter(|detected| detected.family == family) else {
+            return Err(RestoreError::Rejected { lines, reason: cause, program: name });
+        };
+
+        let is_untried = |variant: &Variant| !self.unsupported.reasons.contains_key(variant);
+        let next = detected.others.iter().copied().find(is_untried);
+        self.unsupported.add(program, cause);
+        let error = self.unsupported.error(next);
+        if next.is_none() {
+            return Err(RestoreError::Rejected { lines, reason: error.to_string(), program: name });
         }
+
+        self.detected = None;
+        self.selection.use_variant(None);
+        Err(RestoreError::Failed(error))
     }
 
     /// How long restores have waited for other processes since the last call.
@@ -138,48 +138,64 @@ impl Tools {
 
 // === detection ===
 
-/// The variant that the operator asked for; otherwise the one that others use, if the kernel supports it.
+/// Chooses the variant that the operator asked for; otherwise the one that others use, if the kernel supports it.
 async fn detect(wanted: Option<Variant>, unsupported: &mut Unsupported) -> Result<Detected> {
     let (family, default) = match (default_variant().await?, wanted) {
         (Some(found), _) => found,
         (None, Some(wanted)) => (IpFamily::V4, wanted),
         (None, None) => bail!("iptables is not installed"),
     };
+
     let mut saved = Vec::new();
     for variant in wanted.map_or(Variant::ALL.to_vec(), |wanted| vec![wanted]) {
-        let plain = (variant == default).then(|| Program::plain(family, variant));
-        for program in [Program::new(family, variant)].into_iter().chain(plain) {
-            match program.try_save().await? {
-                SaveResult::NotInstalled => continue,
-                SaveResult::Unsupported(reason) => unsupported.add(program, reason),
-                SaveResult::Rules(rules) => saved.push((program, rules)),
-            }
-            break;
-        }
+        let plain = if variant == default { Some(Program::plain(family, variant)) } else { None };
+        saved.extend(save_first(Program::new(family, variant), plain, unsupported).await?);
     }
-    let is_last = |(program, _): &(Program, _)| Some(program.variant) == unsupported.last;
-    if saved.iter().any(|program| !is_last(program)) {
-        saved.retain(|program| !is_last(program));
+
+    // The kernel has rejected a restore with the variant that was attempted last.
+    let is_last = |saved: &SavedRules| Some(saved.program.variant) == unsupported.last;
+    if !saved.iter().all(is_last) {
+        saved.retain(|saved| !is_last(saved));
     }
-    let texts: Vec<_> = saved.iter().map(|(program, rules)| (program.variant, rules.clone())).collect();
-    let fallback = texts.iter().map(|(variant, _)| *variant).find(|variant| *variant == default);
-    let Some(variant) = fallback.or_else(|| Some(texts.first()?.0)).map(|default| Variant::choose(&texts, default))
-    else {
+
+    let Some(program) = Variant::choose(&saved, default).map(|chosen| chosen.program) else {
         if unsupported.reasons.is_empty() {
             bail!("{} is not installed", Program::new(family, wanted.unwrap_or(default)));
         }
         return Err(unsupported.error(None));
     };
-    let (program, rules) =
-        saved.swap_remove(saved.iter().position(|(of, _)| of.variant == variant).unwrap_or_default());
-    let has_variants = program == Program::new(family, variant);
+    let variant = program.variant;
     info!(%variant, program = program.name, "iptables variant detected");
-    let programs = IpFamily::ALL.map(|family| match has_variants {
-        true => Program::new(family, variant),
-        false => Program::plain(family, variant),
-    });
-    let others = texts.into_iter().map(|(of, _)| of).filter(|of| *of != variant).collect();
-    Ok(Detected { programs, family, others, saved: (family == IpFamily::V4).then_some(rules) })
+
+    let has_variants = program == Program::new(family, variant);
+    let program_of = if has_variants { Program::new } else { Program::plain };
+    let (chosen, others): (Vec<_>, Vec<_>) = saved.into_iter().partition(|saved| saved.program == program);
+    let text = chosen.into_iter().next().map(|saved| saved.text);
+    Ok(Detected {
+        programs: IpFamily::ALL.map(|family| program_of(family, variant)),
+        family,
+        others: others.into_iter().map(|saved| saved.program.variant).collect(),
+        saved: if family == IpFamily::V4 { text } else { None },
+    })
+}
+
+/// The rules of the first of two programs that is installed; `None` if neither is, or the kernel does not support it.
+async fn save_first(
+    program: Program,
+    plain: Option<Program>,
+    unsupported: &mut Unsupported,
+) -> Result<Option<SavedRules>> {
+    for program in iter::once(program).chain(plain) {
+        match program.try_save().await? {
+            SaveResult::NotInstalled => {}
+            SaveResult::Unsupported(reason) => {
+                unsupported.add(program, reason);
+                return Ok(None);
+            }
+            SaveResult::Rules(text) => return Ok(Some(SavedRules { program, text })),
+        }
+    }
+    Ok(None)
 }
 
 /// The family by whose programs the variant is detected, and the variant of plain `iptables` or `ip6tables`.
@@ -196,7 +212,7 @@ async fn default_variant() -> Result<Option<(IpFamily, Variant)>> {
 #[derive(Debug, Default)]
 struct Unsupported {
     reasons: BTreeMap<Variant, (Program, String)>,
-    /// The one that was attempted last.
+    /// The variant that was attempted last.
     last: Option<Variant>,
 }
 
@@ -206,7 +222,7 @@ impl Unsupported {
         self.last = Some(program.variant);
     }
 
-    /// What the operator can do. `next`: the variant that is used next.
+    /// The error that says what the operator can do. `next` is the variant that is used instead, if there is one.
     fn error(&self, next: Option<Variant>) -> anyhow::Error {
         let reasons: Vec<_> = self.reasons.values().map(|(program, reason)| format!("{program}: {reason}")).collect();
         let advice = match next {

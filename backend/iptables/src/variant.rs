@@ -5,6 +5,8 @@ use std::{fmt, str::FromStr, sync::Arc};
 
 use tokio::sync::watch;
 
+use crate::SavedRules;
+
 /// Where iptables keeps its rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Variant {
@@ -14,7 +16,7 @@ pub enum Variant {
     Legacy,
 }
 
-/// Which variant is to be used, and which one [`Tools`](crate::Tools) use: they detect it when they first read rules.
+/// The variant that the operator wants, and the variant that [`Tools`](crate::Tools) detect when they first read rules.
 /// Clones are one selection, so that other parts of the process know the variant without reading rules.
 #[derive(Clone, Debug)]
 pub struct VariantSelection {
@@ -29,22 +31,24 @@ impl Variant {
     pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
 
     /// Reads the output of `iptables --version`. Versions before 1.8, which had one variant, print none.
-    #[must_use]
-    pub fn from_version(version: &str) -> Self {
+    pub(crate) fn from_version(version: &str) -> Self {
         if version.contains("(nf_tables)") { Self::Nft } else { Self::Legacy }
     }
 
     /// Chooses by the rules that each variant holds: the only one with chains of Fairlead, else the only one with
-    /// chains of Kubernetes (kubelet creates `KUBE-IPTABLES-HINT` for this purpose), else `default`.
-    #[must_use]
-    pub fn choose(saved: &[(Self, String)], default: Self) -> Self {
-        let only = |prefix: &str| {
-            let marker = format!("\n:{prefix}");
-            let mut found = saved.iter().filter(|(_, saved)| saved.contains(&marker)).map(|(variant, _)| *variant);
-            found.next().filter(|_| found.next().is_none())
-        };
-        only("FAIRLEAD-").or_else(|| only("KUBE-")).unwrap_or(default)
+    /// chains of Kubernetes (kubelet creates `KUBE-IPTABLES-HINT` for this purpose), else `default`, else the first.
+    pub(crate) fn choose(saved: &[SavedRules], default: Self) -> Option<&SavedRules> {
+        let only = |marker| only_with(saved, marker);
+        let by_chains = only("\n:FAIRLEAD-").or_else(|| only("\n:KUBE-"));
+        by_chains.or_else(|| saved.iter().find(|saved| saved.program.variant == default)).or(saved.first())
     }
+}
+
+/// The rules that contain a text, if no others contain it.
+fn only_with<'a>(saved: &'a [SavedRules], text: &str) -> Option<&'a SavedRules> {
+    let mut found = saved.iter().filter(|saved| saved.text.contains(text));
+    let first = found.next()?;
+    if found.next().is_none() { Some(first) } else { None }
 }
 
 // === impl VariantSelection ===
@@ -107,7 +111,16 @@ impl FromStr for Variant {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
+    use proto::model::IpFamily;
+
     use super::*;
+    use crate::Program;
+
+    fn saved(variant: Variant, text: &str) -> SavedRules {
+        SavedRules { program: Program::new(IpFamily::V4, variant), text: text.to_owned() }
+    }
 
     #[test]
     fn the_variant_with_chains_of_fairlead_or_kubernetes_is_chosen() {
@@ -115,15 +128,24 @@ mod tests {
         let ours = "*filter\n:KUBE-SERVICES - [0:0]\n:FAIRLEAD-REJECT - [0:0]\nCOMMIT\n";
         let foreign = "*nat\n:CNI-KUBE - [0:0]\nCOMMIT\n";
         let ipvs = "*mangle\n:INPUT ACCEPT [0:0]\n:FAIRLEAD-IPVS - [0:0]\nCOMMIT\n";
-        let saved = |nft: &str, legacy: &str| [(Variant::Nft, nft.to_owned()), (Variant::Legacy, legacy.to_owned())];
-        let choose = |nft: &str, legacy: &str| Variant::choose(&saved(nft, legacy), Variant::Nft);
-        assert_eq!(choose("", ""), Variant::Nft);
-        assert_eq!(choose(foreign, kubelet), Variant::Legacy);
-        assert_eq!(choose(kubelet, kubelet), Variant::Nft);
-        assert_eq!(choose(kubelet, ours), Variant::Legacy);
-        assert_eq!(choose(kubelet, ipvs), Variant::Legacy);
-        assert_eq!(Variant::choose(&[], Variant::Legacy), Variant::Legacy);
-        assert_eq!(Variant::choose(&saved("", ""), Variant::Legacy), Variant::Legacy);
+        let choose = |nft: &str, legacy: &str, default| {
+            let both = [saved(Variant::Nft, nft), saved(Variant::Legacy, legacy)];
+            Variant::choose(&both, default).map(|chosen| chosen.program.variant)
+        };
+
+        assert_eq!(choose("", "", Variant::Nft), Some(Variant::Nft));
+        assert_eq!(choose("", "", Variant::Legacy), Some(Variant::Legacy));
+        assert_eq!(choose(foreign, kubelet, Variant::Nft), Some(Variant::Legacy));
+        assert_eq!(choose(kubelet, kubelet, Variant::Nft), Some(Variant::Nft));
+        assert_eq!(choose(kubelet, ours, Variant::Nft), Some(Variant::Legacy));
+        assert_eq!(choose(kubelet, ipvs, Variant::Nft), Some(Variant::Legacy));
+        let only_nft = saved(Variant::Nft, "");
+        assert_eq!(Variant::choose(slice::from_ref(&only_nft), Variant::Legacy), Some(&only_nft));
+        assert_eq!(Variant::choose(&[], Variant::Legacy), None);
+    }
+
+    #[test]
+    fn variant_is_read_from_versions_and_flags() {
         assert_eq!(Variant::from_version("iptables v1.8.9 (nf_tables)"), Variant::Nft);
         assert_eq!(Variant::from_version("iptables v1.8.9 (legacy)"), Variant::Legacy);
         assert_eq!(Variant::from_version("iptables v1.6.1"), Variant::Legacy);

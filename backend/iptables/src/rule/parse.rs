@@ -1,6 +1,7 @@
 //! Reads one rule from the options that `iptables-save` prints.
 
 use std::{
+    iter, mem,
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
 };
@@ -19,44 +20,49 @@ const IGNORED: [&str; 5] = ["--reap", "--rsource", "--fragment", "--syn", "--rtt
 /// Splits at spaces outside of quotes. Quotes and escapes stay in the words.
 pub(crate) fn words(line: &str) -> impl Iterator<Item = &str> {
     let mut rest = line;
-    std::iter::from_fn(move || {
-        rest = rest.trim_start_matches(' ');
-        let mut quoted = false;
-        let mut escaped = false;
-        let is_end = |byte: u8| {
-            let is_escaped = std::mem::take(&mut escaped);
-            match byte {
-                _ if is_escaped => {}
-                b'\\' if quoted => escaped = true,
-                b'"' => quoted = !quoted,
-                _ => {}
-            }
-            byte == b' ' && !quoted
-        };
-        let end = rest.bytes().position(is_end).unwrap_or(rest.len());
-        let (word, tail) = rest.split_at(end);
+    iter::from_fn(move || {
+        let (word, tail) = split_word(rest.trim_start_matches(' '));
         rest = tail;
-        (!word.is_empty()).then_some(word)
+        if word.is_empty() { None } else { Some(word) }
     })
+}
+
+/// Splits at the first space outside of quotes.
+fn split_word(text: &str) -> (&str, &str) {
+    let mut is_quoted = false;
+    let mut is_escaped = false;
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if is_quoted => is_escaped = true,
+            b'"' => is_quoted = !is_quoted,
+            b' ' if !is_quoted => return text.split_at(at),
+            _ => {}
+        }
+    }
+    (text, "")
 }
 
 /// Whether a line, which may begin within quotes, ends within quotes: they continue on the next line. Names of chains
 /// and interfaces are printed without quotes and may begin with one, so only values of long options are quoted.
-pub(crate) fn ends_in_quotes(line: &str, mut quoted: bool) -> bool {
-    let (mut escaped, mut word, mut is_value) = (false, 0, false);
+pub(crate) fn ends_in_quotes(line: &str, begins_in_quotes: bool) -> bool {
+    let mut is_quoted = begins_in_quotes;
+    let mut is_escaped = false;
+    let mut word_start = 0;
+    let mut is_value = false;
     for (at, byte) in line.bytes().enumerate() {
         match byte {
-            _ if escaped => escaped = false,
-            b'\\' if quoted => escaped = true,
-            b'"' if quoted || is_value && at == word => quoted = !quoted,
-            b' ' if !quoted => {
-                is_value = line[word..at].starts_with("--");
-                word = at + 1;
+            _ if is_escaped => is_escaped = false,
+            b'\\' if is_quoted => is_escaped = true,
+            b'"' if is_quoted || is_value && at == word_start => is_quoted = !is_quoted,
+            b' ' if !is_quoted => {
+                is_value = line[word_start..at].starts_with("--");
+                word_start = at + 1;
             }
             _ => {}
         }
     }
-    quoted
+    is_quoted
 }
 
 /// A word without its quotes and escapes.
@@ -73,20 +79,22 @@ fn unquote(word: &str) -> String {
 // === impl Rule ===
 
 impl Rule {
-    /// Reads a rule. `is_chain`: whether a chain of this name exists, which distinguishes jumps from other targets.
+    /// Reads a rule. `is_chain` says whether a chain of this name exists, which distinguishes jumps from other targets.
     pub fn parse(text: &str, is_chain: impl Fn(&str) -> bool) -> Self {
         let mut rule =
             Self { text: text.to_owned(), comment: String::new(), matches: Vec::new(), target: Target::None };
         let words: Vec<_> = words(text).collect();
+        let mut rest = &words[..];
         // The `-m` that the options belong to.
         let mut module = "";
         let mut negated = false;
-        let mut rest = &words[..];
+
         while let [option, tail @ ..] = rest {
-            let values = tail.iter().take_while(|word| !word.starts_with('-') && **word != "!").count();
-            let (values, after) = tail.split_at(values);
+            let count = tail.iter().take_while(|word| !word.starts_with('-') && **word != "!").count();
+            let (values, after) = tail.split_at(count);
             let value = values.first().copied().unwrap_or_default();
             rest = after;
+
             match *option {
                 "!" => negated = true,
                 "-m" => module = value,
@@ -105,15 +113,14 @@ impl Rule {
                 "--seconds" | "--mask" if module == "recent" => {}
                 "--mode" if value == "random" => {}
                 "--name" if module == "recent" => {
-                    let last = rule.matches.last_mut().map(|one| &mut one.condition);
+                    let last = rule.matches.last_mut().map(|last| &mut last.condition);
                     if let Some(Condition::Recent(list) | Condition::SetRecent(list)) = last {
                         value.clone_into(list);
                     }
                 }
                 option => {
-                    let unknown = || format!("-m {module} {option} {}", values.join(" ")).trim_end().to_owned();
-                    let condition = condition(module, option, values).unwrap_or_else(|| Condition::Unknown(unknown()));
-                    rule.matches.push(Match { negated: std::mem::take(&mut negated), condition });
+                    let condition = condition(module, option, values);
+                    rule.matches.push(Match { negated: mem::take(&mut negated), condition });
                 }
             }
         }
@@ -121,8 +128,13 @@ impl Rule {
     }
 }
 
-/// An option with its values. `None`: unknown.
-fn condition(module: &str, option: &str, values: &[&str]) -> Option<Condition> {
+/// The condition of an option with its values.
+fn condition(module: &str, option: &str, values: &[&str]) -> Condition {
+    let unknown = || Condition::Unknown(format!("-m {module} {option} {}", values.join(" ")).trim_end().to_owned());
+    known_condition(module, option, values).unwrap_or_else(unknown)
+}
+
+fn known_condition(module: &str, option: &str, values: &[&str]) -> Option<Condition> {
     let source = Side::Source;
     let destination = Side::Destination;
     let value = values.first().copied().unwrap_or_default();

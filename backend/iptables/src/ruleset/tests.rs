@@ -13,7 +13,7 @@ fn parse(saved: &str) -> Ruleset {
 fn script(saved: &str) -> (String, usize) {
     let name = "FAIRLEAD-IPVS".to_owned();
     let chain = ChainSpec { table: Table::Mangle, name, rules: vec!["-j DROP".to_owned()] };
-    let hook = Hook { table: Table::Mangle, chain: "INPUT", rule: "-j FAIRLEAD-IPVS".to_owned() };
+    let hook = HookRule { table: Table::Mangle, chain: "INPUT", rule: "-j FAIRLEAD-IPVS".to_owned() };
     let script = parse(saved).script_to(&[chain], &[hook]);
     (script.text().to_owned(), script.commands())
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result};
-use iptables::{ChainSpec, Hook, Ruleset, Script, Table, Tools, block_on};
+use iptables::{ChainSpec, HookRule, Ruleset, Script, Table, Tools, block_on};
 use proto::model::IpFamily;
 
 use super::rejecter::Rejected;
@@ -16,7 +16,7 @@ pub(super) const MAX_CONNECTIONS: usize = 256;
 
 /// Gives the chain rules for these connections, instead of its rules for earlier connections.
 pub(super) fn reject(tools: &mut Tools, family: IpFamily, connections: &BTreeSet<Rejected>) -> Result<()> {
-    let hook = |chain| Hook {
+    let hook = |chain| HookRule {
         table: Table::Filter,
         chain,
         rule: format!("-p tcp -m comment --comment \"connections to endpoints that are gone\" -j {NAME}"),
