@@ -1,6 +1,12 @@
 //! The trait that every backend implements: make the kernel equal to a state.
 
-use std::{collections::BTreeSet, fmt, future::Future, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    future::Future,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::Result;
 use proto::model::{IpFamily, ServicePortFailure, ServicePortKey};
@@ -66,6 +72,17 @@ pub enum Nat {
     Netfilter,
     /// IPVS.
     Ipvs,
+}
+
+/// What identifies a backend process to a frontend, and in its metrics and status.
+#[derive(Debug)]
+pub(crate) struct BackendIdentity {
+    /// Node `metadata.name`.
+    pub(crate) node: Arc<str>,
+    /// [`Backend::NAME`].
+    pub(crate) backend: &'static str,
+    pub(crate) version: String,
+    pub(crate) started: SystemTime,
 }
 
 /// The method of a backend to call.

@@ -14,7 +14,7 @@ use proto::{
 
 use crate::{
     LossLimit, NodeState, StoredState,
-    identity::BackendIdentity,
+    backend::BackendIdentity,
     loss::LossGuard,
     replica::{Reaction, Replica},
     store::snapshot,
@@ -39,6 +39,7 @@ pub fn server_messages<'a>(messages: impl IntoIterator<Item = &'a [u8]>) {
         let Ok(mut message) = ServerMessage::try_from(EncodedMessage::from_bytes(Bytes::copy_from_slice(bytes))) else {
             continue;
         };
+
         let committed = replica.committed().map(|(_, revision)| revision);
         match &mut message {
             ServerMessage::Batch(batch) if batch.base.0 % 2 == 0 => batch.base = committed.unwrap_or_default(),
@@ -47,6 +48,7 @@ pub fn server_messages<'a>(messages: impl IntoIterator<Item = &'a [u8]>) {
             }
             _ => {}
         }
+
         match replica.handle(message) {
             Err(violation) => {
                 let _ = violation.to_string();
@@ -59,10 +61,11 @@ pub fn server_messages<'a>(messages: impl IntoIterator<Item = &'a [u8]>) {
     }
 }
 
-/// A state file with these bytes, and one with chunks of them, a valid checksum and, where it is even, a valid digest.
-/// What is read is the same after it is written and read again.
+/// Reads a state file with these bytes, and a state file with chunks of them, a valid checksum and, where the digest is
+/// even, a valid digest. A state that is read is the same after it is written and read again.
 pub fn state_file(bytes: &[u8]) {
     let _ = StoredState::decode(NODE, bytes.to_vec());
+
     let mut chunks = Vec::new();
     let mut state = NodeState::new(NodeInfo::unknown(NODE));
     let mut rest = bytes;
@@ -82,6 +85,7 @@ pub fn state_file(bytes: &[u8]) {
             _ => snapshot::put(&mut chunks, chunk),
         }
     }
+
     let Ok(stored) = StoredState::decode(NODE, snapshot::file(&chunks)) else { return };
     check(&stored.state);
 }
@@ -101,6 +105,7 @@ fn check(state: &NodeState) {
     if operations.len() > MAX_WRITTEN {
         return;
     }
+
     let stored = StoredState {
         revision: Revision(1),
         epoch: Epoch(1),
@@ -110,6 +115,7 @@ fn check(state: &NodeState) {
         is_outdated: false,
         state: state.clone(),
     };
+
     match StoredState::decode(NODE, stored.encode()) {
         Ok(read) => assert!(read == stored, "{stored:?}\n is read as\n{read:?}"),
         Err(error) => panic!("what was written cannot be read: {error:#}: {operations:?}"),

@@ -16,7 +16,6 @@ use std::time::Duration;
 
 use runtime::Rate;
 
-mod ascending;
 mod backend;
 mod client;
 pub mod dataplane;
@@ -28,7 +27,6 @@ mod flows;
 #[cfg(feature = "testing")]
 pub mod fuzzing;
 mod health;
-mod identity;
 mod loss;
 mod metrics;
 mod observe;
@@ -52,7 +50,7 @@ pub use loss::LossLimit;
 pub use metrics::{NFT_CLIENTS, NFT_TABLE};
 pub use observe::{Observer, ObserverPages};
 pub use progress::Progress;
-pub(crate) use progress::{ChangeCounts, NoLocalEndpoints, ProtocolCounters};
+pub(crate) use progress::{ChangeCounts, ProtocolCounters};
 pub(crate) use proto::state::DepartedEndpoints;
 pub use proto::state::{Changes, NodeState, RejectedOperation, ServiceName, ServicePortState};
 pub use runner::{Runner, RunnerOptions};
@@ -62,10 +60,10 @@ pub use store::{StateFile, Storage, StoredState};
 pub use stream::{Connect, ReconnectDelays, Rejected, Session};
 pub use sysctl::{ConntrackSettings, tcp_is_liberal};
 
-/// How often something has a log line of its own that a tenant decides the frequency of: changes of Services, ports of
-/// health checks that open and close, flows that are cleaned up.
+/// The rate of log lines about events whose frequency a tenant decides: changes of Services, ports of health checks
+/// that open and close, flows that are cleaned up.
 pub(crate) const LINE_RATE: Rate = Rate { burst: 10, every: Duration::from_millis(500) };
 
-/// How long the end of the process waits for each of its threads: for the one that writes the state file, of which a
-/// frontend sends what is missing after the restart, and for the one that removes the rules of resets.
+/// How long the end of the process waits for each of its threads. One writes the state file; after a restart a frontend
+/// sends the commits that are not in it. The other one removes the rules of resets.
 pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(2);

@@ -8,7 +8,6 @@
 //! ```
 
 mod affinity;
-mod no_local;
 mod registry;
 mod scrape;
 #[cfg(test)]
@@ -26,10 +25,9 @@ use proto::model::IpFamily;
 use crate::backend::Work;
 
 pub use affinity::{NFT_CLIENTS, NFT_TABLE};
-pub(crate) use no_local::count_no_local;
 pub(crate) use registry::registry;
 
-type Label = [(&'static str, &'static str); 1];
+pub(crate) type Label = [(&'static str, &'static str); 1];
 
 /// The metrics that are updated as events happen.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use std::{sync::Arc, time::SystemTime};
+use std::{iter, sync::Arc, time::SystemTime};
 
 use hyper::{Method, Request, Response, StatusCode};
 use jiff::Timestamp;
@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 use crate::{
     Progress,
-    identity::BackendIdentity,
+    backend::BackendIdentity,
     metrics::{Metrics, registry},
 };
 
@@ -46,11 +46,11 @@ pub struct ObserverPages {
 }
 
 impl ObserverPages {
-    /// `config`: the effective configuration, as JSON. `others`: the metrics of other parts of the process.
+    /// `config` is the effective configuration, as JSON; `others` are the metrics of other parts of the process.
     #[must_use]
     pub fn new(observer: Observer, config: String, others: impl IntoIterator<Item = Registry>) -> Self {
-        let own = registry(&observer);
-        Self { observer, config, registries: [own].into_iter().chain(others).collect() }
+        let registries = iter::once(registry(&observer)).chain(others).collect();
+        Self { observer, config, registries }
     }
 
     /// Answers one request.
@@ -59,6 +59,7 @@ impl ObserverPages {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return text(StatusCode::METHOD_NOT_ALLOWED, "GET only\n");
         }
+
         match request.uri().path() {
             "/metrics" => metrics::scrape(&self.registries),
             "/proxyMode" => text(StatusCode::OK, self.observer.identity.backend),

@@ -6,7 +6,7 @@ use std::{
 };
 
 use proto::{
-    model::{Epoch, IpFamily, Operation, PerFamily, Revision, ServicePortFailure},
+    model::{Epoch, IpFamily, Operation, PerFamily, Revision, ServicePortFailure, TrafficPolicy},
     state::ServicePortChange,
 };
 use tokio::time::Instant;
@@ -165,6 +165,19 @@ impl KernelProgress {
         }
     }
 
+    /// Counts the service ports without local endpoints after these changes have been programmed.
+    pub(crate) fn count_no_local(&mut self, changes: &[ServicePortChange<'_>]) {
+        for ServicePortChange { before, after, .. } in changes {
+            for family in IpFamily::ALL {
+                let counts = &mut self.no_local[family];
+                let after = after.map(|after| no_local(after, family)).unwrap_or_default();
+                let before = before.map(|before| no_local(before, family)).unwrap_or_default();
+                counts.internal = counts.internal + after.internal - before.internal;
+                counts.external = counts.external + after.external - before.external;
+            }
+        }
+    }
+
     /// Whether the kernel can program a family.
     pub(crate) fn is_usable(&self, family: IpFamily) -> bool {
         self.unusable_families.iter().all(|(of, _)| *of != family)
@@ -180,6 +193,14 @@ impl KernelProgress {
         let mut with_vips = IpFamily::ALL.into_iter().filter(|family| self.with_vips[*family] > 0);
         self.unserved_families().next().is_some() && with_vips.all(|family| !self.is_usable(family))
     }
+}
+
+/// 1 for each policy of a service port that lacks local endpoints.
+fn no_local(ServicePortState { port, local, .. }: &ServicePortState, family: IpFamily) -> NoLocalEndpoints {
+    let is_elsewhere = port.any_endpoints[family] && local[family].is_empty();
+    let internal = is_elsewhere && port.internal_policy == TrafficPolicy::Local;
+    let external = is_elsewhere && port.external_policy == TrafficPolicy::Local && port.externally_accessible();
+    NoLocalEndpoints { internal: internal.into(), external: external.into() }
 }
 
 fn has_vips(ServicePortState { port, .. }: &ServicePortState, family: IpFamily) -> bool {
@@ -213,5 +234,32 @@ impl AddAssign for ChangeCounts {
     fn add_assign(&mut self, Self { service_ports, pools }: Self) {
         self.service_ports += service_ports;
         self.pools += pools;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{ServiceBuilder, mk_state};
+
+    #[test]
+    fn service_ports_without_local_endpoints_are_counted() {
+        let local = |web: ServiceBuilder| {
+            let web = web.cluster_ip("10.96.0.1").internal_local();
+            web.node_port(30_000).external_local().endpoints(["10.244.2.1:80"])
+        };
+        let far = mk_state().service("default/web", local).service("default/other", local).build();
+        let near = |web| local(web).local_endpoints(["10.244.1.1:80"]);
+        let near = mk_state().service("default/web", near).service("default/other", local).build();
+        let one = mk_state().service("default/other", local).build();
+        let mut before = mk_state().build();
+        let mut kernel = KernelProgress::default();
+        let [v4, v6] = IpFamily::ALL;
+        for (state, expected) in [(&far, 2), (&near, 1), (&far, 2), (&near, 1), (&one, 1)] {
+            kernel.count_no_local(&before.diff(state).collect::<Vec<_>>());
+            let count = |family| (kernel.no_local[family].internal, kernel.no_local[family].external);
+            assert_eq!((count(v4), count(v6)), ((expected, expected), (0, 0)));
+            before = state.clone();
+        }
     }
 }

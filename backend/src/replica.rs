@@ -25,7 +25,7 @@ use tracing::{debug, info, warn};
 use crate::{
     ChangeCounts, DepartedEndpoints, Loss, NodeState, ProtocolCounters, RejectedOperation, STOP_TIMEOUT, Store,
     StoredState,
-    identity::BackendIdentity,
+    backend::BackendIdentity,
     loss::{Commit, Decision, LossGuard},
 };
 
@@ -199,7 +199,7 @@ impl Replica {
     /// The first message of the next session. To confirm a loss it claims no state, so a snapshot follows.
     pub(crate) fn hello(&self) -> Hello {
         let BackendIdentity { node, backend, version, started } = &*self.identity;
-        let claimed = self.committed.filter(|_| !self.snapshot_pending);
+        let claimed = if self.snapshot_pending { None } else { self.committed };
         Hello {
             version: PROTOCOL_VERSION,
             node: node.clone(),
@@ -216,7 +216,7 @@ impl Replica {
 
     /// When a snapshot is due that confirms a withheld loss.
     pub(crate) fn confirm_at(&self) -> Option<Instant> {
-        self.losses.confirm_at().filter(|_| !self.snapshot_pending)
+        if self.snapshot_pending { None } else { self.losses.confirm_at() }
     }
 
     /// Requests a snapshot at the start of the next session, which confirms or voids the withheld losses.
@@ -235,7 +235,9 @@ impl Replica {
     pub(crate) fn flush(&self) -> Option<String> {
         let store = self.store.as_ref()?;
         // A restart must not apply a loss that is not confirmed.
-        if let Some((epoch, revision)) = self.committed.filter(|_| !self.losses.is_withholding()) {
+        if let Some((epoch, revision)) = self.committed
+            && !self.losses.is_withholding()
+        {
             store.put(StoredState {
                 revision,
                 epoch,

@@ -9,12 +9,12 @@ use tokio::{sync::watch, task::JoinSet};
 use tracing::info;
 
 use crate::{
-    Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, ReconnectDelays, StateFile, Store,
+    Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, ReconnectDelays, StateFile, Store, StoredState,
+    backend::BackendIdentity,
     dataplane::NodePortAddresses,
     drifts::Drifts,
     flows::Flows,
     health::{HealthCheckServers, HealthChecks},
-    identity::BackendIdentity,
     loss::LossGuard,
     metrics::Metrics,
     progress::NodeProgress,
@@ -111,29 +111,25 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         Observer { identity: self.identity.clone(), progress: self.progress(), metrics: self.metrics.clone() }
     }
 
-    /// Runs until `shutdown`. A stored state is programmed before a frontend is reached, unless the kernel may have a
-    /// newer one of an earlier process: then after 10 s without a frontend.
+    /// Runs until `shutdown`. A stored state is programmed before a frontend is reached. If an earlier process may have
+    /// programmed a newer state, the stored one is programmed only after 10 s without a frontend.
     ///
     /// # Errors
     /// When the task of the health-check node ports panicked. All other failures are logged and retried.
     pub async fn run(self, mut shutdown: Shutdown) -> anyhow::Result<()> {
         let Self { options, backend, connect, identity, progress, metrics, ready } = self;
         let RunnerOptions { node, state_file, reconnect, max_loss, conntrack, nodeport_addresses, role } = options;
-        let open = async {
-            match state_file {
-                Some(file) => Some(Store::open(file, &node).await).unzip(),
-                None => (None, None),
-            }
-        };
-        let Some((store, stored)) = shutdown.run_until_started(open).await else { return Ok(()) };
-        let losses = LossGuard::new(max_loss);
-        let replica = Replica::new(identity, store, stored.flatten(), losses, role);
+
+        let opened = shutdown.run_until_started(open(state_file, &node)).await;
+        let Some((store, stored)) = opened else { return Ok(()) };
+        let replica = Replica::new(identity, store, stored, LossGuard::new(max_loss), role);
         progress.send_modify(|progress| {
             progress.committed = replica.committed();
             progress.service_ports = replica.state().service_ports().len();
             progress.node = NodeProgress::of(replica.state());
             progress.losses.unconfirmed_service_ports = replica.losses.unconfirmed_service_ports();
         });
+
         let health = HealthChecks::default();
         // A task of its own, so that a load balancer need not wait for the backend. Dropping it closes all listeners.
         let mut servers = JoinSet::new();
@@ -141,18 +137,25 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             let addresses = nodeport_addresses.clone();
             servers.spawn(HealthCheckServers::new(&health, addresses, progress.subscribe()).run());
         }
+
         let state = replica.state().clone();
-        let stored = Target::stored(state.clone(), replica.committed(), replica.origin);
-        let (target, targets) = watch::channel(stored.clone());
+        let handed = Target::stored(state.clone(), replica.committed(), replica.origin);
+        let (target, targets) = watch::channel(handed.clone());
         let (reached, programmed) = watch::channel(Programmed::unknown(&state));
-        let addresses = nodeport_addresses.clone();
-        let lacking = programmed.clone();
-        let flows = Flows::start(conntrack, B::NAT, addresses, state, lacking, progress.clone(), metrics.clone());
-        let flows = Arc::new(flows);
+        let flows = Arc::new(Flows::start(
+            conntrack,
+            B::NAT,
+            nodeport_addresses.clone(),
+            state,
+            programmed.clone(),
+            progress.clone(),
+            metrics.clone(),
+        ));
+
         let mut programmer = Programmer {
             backend,
             targets,
-            handed: stored,
+            handed,
             programmed: reached,
             rejected: Vec::new(),
             schedule: Schedule::unknown(),
@@ -173,6 +176,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             progress,
             metrics,
         };
+
         let both = async {
             // What is programmed is acked before more is. The listeners stay open until the state is stored.
             tokio::join!(biased; follower.run(shutdown.clone()), programmer.run(shutdown));
@@ -183,4 +187,11 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             Some(ended) = servers.join_next() => ended.context("the task of the health-check node ports failed"),
         }
     }
+}
+
+/// Opens and reads the state file, if there is one.
+async fn open(file: Option<StateFile>, node: &str) -> (Option<Store>, Option<StoredState>) {
+    let Some(file) = file else { return (None, None) };
+    let (store, stored) = Store::open(file, node).await;
+    (Some(store), stored)
 }

@@ -9,17 +9,23 @@
 //! A file is written only if its value differs. The timeouts belong to a network namespace, the limit and the size of
 //! the hash table to the machine.
 
-mod kernel;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, fs, io::Write as _, path::Path, time::Duration};
 
-pub use kernel::tcp_is_liberal;
+use anyhow::{Context as _, Result, anyhow};
+use netlink::conntrack::ConntrackHandle;
+use proto::model::{IpFamily, Protocol};
+use tracing::{debug, info, warn};
 
-/// The highest limit that grows with the CPUs. The constant is kube-proxy's.
-const MAX_BY_CORES: u64 = 1 << 20;
+/// The highest limit that grows with the CPUs, as in kube-proxy.
+const MAX_FLOWS_BY_CORES: u64 = 1 << 20;
+/// The size of the hash table, as in kube-proxy: a bucket for each four flows of the limit.
 const FLOWS_PER_BUCKET: u64 = 4;
+
+/// The CPUs that are online, as ranges: `0-3,6`.
+const ONLINE_CPUS: &str = "sys/devices/system/cpu/online";
 
 /// The desired settings. Zero leaves a setting unchanged. The fields are those of `conntrack` in
 /// `KubeProxyConfiguration`.
@@ -72,7 +78,38 @@ impl Default for ConntrackSettings {
 }
 
 impl ConntrackSettings {
-    /// The settings that are not left unchanged.
+    /// Writes the settings to the kernel's files below `root` (`/` except in tests).
+    ///
+    /// # Errors
+    /// When a file cannot be read or written; the text names the file, both values and what to do. The limit and the
+    /// hash table may keep their sizes: they belong to the machine, and are read-only in containers and in all network
+    /// namespaces but the first.
+    pub fn apply(&self, root: &Path) -> Result<()> {
+        let desired = self.desired(online_cpus(root)?);
+        if !desired.is_empty() && !root.join(ConntrackSetting::TcpEstablished.path()).exists() {
+            load_module();
+        }
+
+        let mut writes = Vec::new();
+        for (setting, desired) in desired {
+            match read_number(&root.join(setting.path())) {
+                Ok(current) if setting.differs(current, desired) => writes.push((setting, current, desired)),
+                Ok(_) => {}
+                Err(error) if setting == ConntrackSetting::HashSize => {
+                    debug!(file = setting.path(), error = format!("{error:#}"), "cannot read a conntrack setting");
+                }
+                Err(error) => return Err(error).with_context(|| unreadable(setting, desired)),
+            }
+        }
+
+        // Nothing is written before all files have been read.
+        for (setting, current, desired) in writes {
+            setting.write(root, current, desired)?;
+        }
+        Ok(())
+    }
+
+    /// The values of the settings, without settings that are left unchanged.
     fn desired(&self, cores: u32) -> BTreeMap<ConntrackSetting, u64> {
         let Self { max_per_core: _, min: _, tcp_established, tcp_close_wait, udp, udp_stream, tcp_be_liberal } = self;
         let max = self.max(cores);
@@ -93,7 +130,7 @@ impl ConntrackSettings {
         let scaled = u64::from(self.max_per_core) * u64::from(cores);
         match scaled {
             0 => 0,
-            _ if scaled > MAX_BY_CORES => MAX_BY_CORES,
+            _ if scaled > MAX_FLOWS_BY_CORES => MAX_FLOWS_BY_CORES,
             _ => scaled.max(self.min.into()),
         }
     }
@@ -134,5 +171,74 @@ impl ConntrackSetting {
     /// Whether the file is to be written.
     fn differs(self, current: u64, desired: u64) -> bool {
         if self.only_grows() { current < desired } else { current != desired }
+    }
+
+    fn write(self, root: &Path, current: u64, desired: u64) -> Result<()> {
+        // Without `create`: a missing file is a setting that the kernel does not have.
+        let opened = fs::OpenOptions::new().write(true).truncate(true).open(root.join(self.path()));
+        let written = opened.and_then(|mut file| file.write_all(desired.to_string().as_bytes()));
+        match written {
+            Ok(()) => {
+                info!(file = self.path(), previous = current, value = desired, "changed a conntrack setting");
+                Ok(())
+            }
+            Err(error) if self.only_grows() => {
+                let file = self.path();
+                warn!(file, value = current, desired, %error, "cannot enlarge the conntrack table, set it on the host");
+                Ok(())
+            }
+            Err(error) => Err(error).with_context(|| {
+                format!(
+                    "cannot set /{} to {desired} (it is {current}): run with write access (a privileged container), \
+                     set it on the host beforehand, or leave it unchanged with {}",
+                    self.path(),
+                    self.opt_out()
+                )
+            }),
+        }
+    }
+}
+
+/// Whether conntrack accepts TCP packets outside of the window, by the setting below `root`.
+pub fn tcp_is_liberal(root: &Path) -> bool {
+    // Without the file nf_conntrack is not loaded yet, and begins with zero.
+    read_number(&root.join(ConntrackSetting::TcpBeLiberal.path())).is_ok_and(|value| value != 0)
+}
+
+/// The CPUs of the machine, not those of this process: the limit is the machine's.
+fn online_cpus(root: &Path) -> Result<u32> {
+    let path = root.join(ONLINE_CPUS);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    count_cpus(text.trim()).ok_or_else(|| anyhow!("{} contains no list of CPUs: {text:?}", path.display()))
+}
+
+/// Counts `0-3,6`.
+fn count_cpus(ranges: &str) -> Option<u32> {
+    let range = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        last.parse::<u32>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
+    };
+    ranges.split(',').map(range).sum()
+}
+
+fn read_number(path: &Path) -> Result<u64> {
+    let text = fs::read_to_string(path)?;
+    text.trim().parse().with_context(|| format!("{text:?} is not a number"))
+}
+
+fn unreadable(setting: ConntrackSetting, desired: u64) -> String {
+    format!(
+        "cannot read /{} to set it to {desired}: load the kernel module nf_conntrack, or leave it unchanged with {}",
+        setting.path(),
+        setting.opt_out()
+    )
+}
+
+/// Lists flows, which makes the kernel load nf_conntrack. There are none, or it would be loaded.
+fn load_module() {
+    let listed = ConntrackHandle::open().and_then(|mut handle| handle.flows(IpFamily::V4, Protocol::Udp, |_| Ok(())));
+    if let Err(error) = listed {
+        // The missing files are the error to show.
+        debug!(%error, "cannot list conntrack flows to load nf_conntrack");
     }
 }

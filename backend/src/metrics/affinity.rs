@@ -11,8 +11,8 @@ use tracing::warn;
 
 use super::family_label;
 
-/// The table of the nftables backend, in each family. The number at its end is `LAYOUT`, that of the chains, maps and
-/// rules in it: a version with others uses a table of its own, and replaces this one.
+/// The table of the nftables backend, in each family. Its name ends with the number `LAYOUT` of its chains, maps and
+/// rules: a version with another layout uses a table of its own, and replaces this one.
 pub const NFT_TABLE: &str = "fairlead1";
 /// The map with the clients.
 pub const NFT_CLIENTS: &str = "affine-clients";
@@ -22,7 +22,7 @@ pub const NFT_CLIENTS: &str = "affine-clients";
 pub(super) struct AffinityCollector(Mutex<NftHandle>);
 
 impl AffinityCollector {
-    /// For the network namespace of the calling thread; `None` if it has no netlink socket for it.
+    /// A collector for the network namespace of the calling thread; `None` if a netlink socket cannot be opened.
     pub(super) fn open() -> Option<Self> {
         let handle = NftHandle::open().inspect_err(|error| {
             warn!(error = runtime::failure::chain(error), "cannot count the clients of session affinity");

@@ -12,7 +12,7 @@ use proto::model::IpFamily;
 use super::{Metrics, affinity::AffinityCollector, code_label, family_label, scrape};
 use crate::Observer;
 
-/// One sync programs both families, so each family has its values.
+/// A metric with the same values for each family, because one sync programs both.
 #[derive(Clone, Debug)]
 struct UnderEachFamily<M>(M);
 
@@ -29,10 +29,12 @@ impl<M: EncodeMetric> EncodeMetric for UnderEachFamily<M> {
 pub(crate) fn registry(observer: &Observer) -> Registry {
     let Observer { identity, progress, metrics } = observer;
     let mut registry = Registry::default();
+
     let kube_proxy = registry.sub_registry_with_prefix("kubeproxy");
     syncs(metrics, identity.backend, kube_proxy);
     conntrack_and_health(metrics, kube_proxy);
     kube_proxy.register_collector(Box::new(scrape::KubeProxyCollector(progress.clone())));
+
     let own = registry.sub_registry_with_prefix("fairlead_backend");
     backend(metrics, own);
     if identity.backend == "nftables"
@@ -44,9 +46,10 @@ pub(crate) fn registry(observer: &Observer) -> Registry {
     registry
 }
 
-/// Only the failures that the backend can have.
+/// Durations and failures of syncs, of which only those that the backend can have.
 fn syncs(metrics: &Metrics, backend: &str, registry: &mut Registry) {
     let Metrics { syncs, full, partial, programming, failures, partial_failures, .. } = metrics;
+
     let text = "Duration of one sync; it programs both families, and each family has the whole duration";
     seconds(registry, "sync_proxy_rules_duration", text, UnderEachFamily(syncs.clone()));
     let text =
@@ -57,6 +60,7 @@ fn syncs(metrics: &Metrics, backend: &str, registry: &mut Registry) {
     let text = "Time from the change of a pod or Service, according to its EndpointSlice, to the kernel of this node, \
                 in kube-proxy's coarse buckets";
     seconds(registry, "network_programming_duration", text, UnderEachFamily(programming.clone()));
+
     let text = "Syncs that failed as a whole and were retried";
     let failures = UnderEachFamily(failures.clone());
     match backend {
@@ -77,10 +81,12 @@ fn conntrack_and_health(metrics: &Metrics, registry: &mut Registry) {
         drop(conntrack_cleanups.get_or_create(&family_label(family)));
         drop(deleted_flows.get_or_create(&family_label(family)));
     }
+
     let text = "Duration of listing the UDP flows of the conntrack table and deleting the stale ones";
     seconds(registry, "conntrack_reconciler_sync_duration", text, conntrack_cleanups.clone());
     let text = "Stale UDP flows that were deleted";
     registry.register("conntrack_reconciler_deleted_entries", text, deleted_flows.clone());
+
     for (name, path, counters) in [("proxy_healthz", "/healthz", healthz), ("proxy_livez", "/livez", livez)] {
         for healthy in [true, false] {
             drop(counters.get_or_create(&code_label(healthy)));
@@ -92,6 +98,7 @@ fn conntrack_and_health(metrics: &Metrics, registry: &mut Registry) {
 /// The metrics that kube-proxy does not have.
 fn backend(metrics: &Metrics, registry: &mut Registry) {
     let Metrics { propagation, operations, repairs, .. } = metrics;
+
     let text = "Time from the change of a pod or Service, according to its EndpointSlice, to the kernel of this node, \
                 for the oldest change in each commit, by the clocks of the control plane and of this node";
     seconds(registry, "propagation", text, propagation.clone());

@@ -11,7 +11,7 @@ use runtime::metrics::Writer;
 use tokio::sync::watch;
 
 use super::family_label;
-use crate::{Observer, Progress, identity::BackendIdentity};
+use crate::{Observer, Progress, backend::BackendIdentity};
 
 /// The metrics that kube-proxy has too.
 #[derive(Debug)]

@@ -2,16 +2,10 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::UNIX_EPOCH};
 
-use proto::model::PerFamily;
 use tokio::sync::watch;
 
 use super::*;
-use crate::{
-    Observer, ObserverPages, Progress,
-    drained::DrainMetrics,
-    identity::BackendIdentity,
-    testing::{ServiceBuilder, mk_state},
-};
+use crate::{Observer, ObserverPages, Progress, backend::BackendIdentity, drained::DrainMetrics};
 
 const PAGE: &str = include_str!("../../../docs/metrics.md");
 
@@ -104,25 +98,4 @@ fn propagation_is_the_time_from_the_change_to_the_kernel() {
     assert!(propagation.contains(&"count 1".to_owned()), "a time in the future is ignored: {propagation:?}");
     assert!(propagation.contains(&"bucket{le=\"0.008\"} 1".to_owned()), "{propagation:?}");
     assert!(propagation.contains(&"bucket{le=\"0.004\"} 0".to_owned()), "{propagation:?}");
-}
-
-#[test]
-fn service_ports_without_local_endpoints_are_counted() {
-    let local = |web: ServiceBuilder| {
-        let web = web.cluster_ip("10.96.0.1").internal_local();
-        web.node_port(30_000).external_local().endpoints(["10.244.2.1:80"])
-    };
-    let far = mk_state().service("default/web", local).service("default/other", local).build();
-    let near = |web| local(web).local_endpoints(["10.244.1.1:80"]);
-    let near = mk_state().service("default/web", near).service("default/other", local).build();
-    let one = mk_state().service("default/other", local).build();
-    let mut before = mk_state().build();
-    let mut counts = PerFamily::default();
-    let [v4, v6] = IpFamily::ALL;
-    for (state, expected) in [(&far, 2), (&near, 1), (&far, 2), (&near, 1), (&one, 1)] {
-        count_no_local(&mut counts, &before.diff(state).collect::<Vec<_>>());
-        let count = |family| (counts[family].internal, counts[family].external);
-        assert_eq!((count(v4), count(v6)), ((expected, expected), (0, 0)));
-        before = state.clone();
-    }
 }

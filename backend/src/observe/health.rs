@@ -32,7 +32,7 @@ pub(super) const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 /// A process that does not follow the frontend for this long hangs: without messages it does every ten seconds.
 pub(super) const LOOP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The body, with the fields that kube-proxy has.
+/// The body of an answer, with the fields of kube-proxy.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct HealthBody {
@@ -61,12 +61,13 @@ impl Observer {
         let progress = self.progress.borrow();
         let is_alive = progress.is_alive();
         let is_ready = progress.is_ready();
+
         match request.uri().path() {
             "/healthz" => {
                 let is_healthy = is_alive && is_ready;
-                let ok = is_healthy && progress.node.eligible;
-                Metrics::answered(&self.metrics.healthz, ok);
-                answer(ok, &HealthBody::of(&progress, is_healthy, Some(progress.node.eligible)))
+                let is_eligible = progress.node.eligible;
+                Metrics::answered(&self.metrics.healthz, is_healthy && is_eligible);
+                answer(is_healthy && is_eligible, &HealthBody::of(&progress, is_healthy, Some(is_eligible)))
             }
             "/livez" => {
                 Metrics::answered(&self.metrics.livez, is_alive);
@@ -102,13 +103,14 @@ impl HealthBody {
     fn of(progress: &Progress, healthy: bool, node_eligible: Option<bool>) -> Self {
         let now = SystemTime::now();
         // The kernel of a healthy node is up to date now.
-        let last_updated =
-            if healthy { Some(now) } else { progress.kernel.last_success }.map(rfc3339).unwrap_or_default();
-        let status = |family| FamilyStatus {
-            last_updated: last_updated.clone(),
-            healthy: healthy && progress.kernel.is_usable(family),
-        };
-        let status = IpFamily::ALL.into_iter().map(|family| (family.name(), status(family))).collect();
+        let updated = if healthy { Some(now) } else { progress.kernel.last_success };
+        let last_updated = updated.map(rfc3339).unwrap_or_default();
+
+        let mut status = BTreeMap::new();
+        for family in IpFamily::ALL {
+            let healthy = healthy && progress.kernel.is_usable(family);
+            status.insert(family.name(), FamilyStatus { last_updated: last_updated.clone(), healthy });
+        }
         Self { last_updated, current_time: rfc3339(now), node_eligible, healthy, status }
     }
 }
@@ -120,9 +122,12 @@ fn ready(progress: &Progress) -> String {
         Some(_) => "not ready: no VIP is served",
         None => "not ready: the kernel contains no state of this node yet",
     };
-    let degraded = progress.kernel.unusable_families.iter();
-    let degraded: String = degraded.map(|(family, reason)| format!("{family} is not programmed: {reason}\n")).collect();
-    format!("{answer}\n{degraded}")
+
+    let mut body = format!("{answer}\n");
+    for (family, reason) in &progress.kernel.unusable_families {
+        body += &format!("{family} is not programmed: {reason}\n");
+    }
+    body
 }
 
 fn answer(ok: bool, body: &HealthBody) -> Response<String> {

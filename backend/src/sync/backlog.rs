@@ -20,7 +20,7 @@ use proto::{
 };
 
 use super::{Position, Target};
-use crate::{Changes, NodeState, ServiceName, ServicePortState, SyncReport, ascending::ascending, backend::Work};
+use crate::{Changes, NodeState, ServiceName, ServicePortState, SyncReport, backend::Work};
 
 /// What the kernel lacks, except for the service ports that it rejects and the losses that are withheld.
 #[derive(Debug, Default)]
@@ -150,6 +150,16 @@ impl Backlog {
             }
         }
         namespaces
+    }
+}
+
+/// Whether a key is in `keys`. Both these and the keys that are asked for ascend, so that two sorted sequences are
+/// compared in one pass, where a lookup for each key would multiply the cost.
+fn ascending<'a, K: Ord + 'a>(keys: impl IntoIterator<Item = &'a K>) -> impl FnMut(&K) -> bool {
+    let mut keys = keys.into_iter().peekable();
+    move |key| {
+        while keys.next_if(|next| *next < key).is_some() {}
+        keys.peek().is_some_and(|next| *next == key)
     }
 }
 
@@ -300,5 +310,12 @@ mod tests {
         };
         assert_eq!(backlog(16).namespaces().len(), 16);
         assert_eq!(backlog(17).namespaces(), BTreeSet::new());
+    }
+
+    #[test]
+    fn keys_are_found_in_one_pass() {
+        let mut is_even = ascending(&[0, 2, 4, 6, 8]);
+        let found: Vec<u8> = [1, 2, 2, 3, 6, 8, 9].into_iter().filter(|key| is_even(key)).collect();
+        assert_eq!(found, [2, 2, 6, 8]);
     }
 }

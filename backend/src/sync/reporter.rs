@@ -17,12 +17,7 @@ use tokio::{sync::watch, time::Instant};
 use tracing::{debug, error, info, warn};
 
 use super::{Programmed, Target};
-use crate::{
-    LINE_RATE, Progress, SyncReport,
-    backend::Work,
-    metrics::{Metrics, count_no_local},
-    progress::KernelProgress,
-};
+use crate::{LINE_RATE, Progress, SyncReport, backend::Work, metrics::Metrics, progress::KernelProgress};
 
 /// Publishes [`Progress`] and counts [`Metrics`].
 #[derive(Debug)]
@@ -147,7 +142,7 @@ impl Reporter {
             let kernel = &mut progress.kernel;
             kernel.error = None;
             kernel.lock_wait += *lock_wait;
-            count_no_local(&mut kernel.no_local, completed);
+            kernel.count_no_local(completed);
             kernel.count_vips(completed);
             kernel.unusable_families.clone_from(unusable_families);
             kernel.last_success = Some(SystemTime::now());
@@ -169,9 +164,10 @@ impl Reporter {
         let Some(calls) = self.deferred.take() else { return };
         self.unlogged = UnloggedCalls::default();
         let UnloggedCalls { is_reconcile, revision, syncs, service_ports, writes, took, lock_wait } = calls;
+
         let took_ms = milliseconds(took);
-        let lock_wait_ms = (!lock_wait.is_zero()).then(|| milliseconds(lock_wait));
-        let syncs = (syncs > 1).then_some(syncs);
+        let lock_wait_ms = if lock_wait.is_zero() { None } else { Some(milliseconds(lock_wait)) };
+        let syncs = if syncs > 1 { Some(syncs) } else { None };
         let event = if is_reconcile { "reconciled" } else { "applied" };
         info!(revision, service_ports, writes, took_ms, lock_wait_ms, syncs, "{event}");
     }

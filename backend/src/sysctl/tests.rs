@@ -1,7 +1,5 @@
 //! What is written, and the files: in a temporary directory, and the kernel's in a network namespace.
 
-use std::{fs, path::Path};
-
 use netlink::testing::in_netns;
 
 use super::*;
