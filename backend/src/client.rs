@@ -54,8 +54,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const OPEN_TIMEOUT: Duration = Duration::from_secs(6);
 /// How long a resolver may take to answer; after that the last known addresses are used.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long the last known addresses are not used while they are resolved again. DNS may be a Service that this node
-/// cannot reach.
+/// How long an attempt waits for addresses that are resolved again before it uses the last known ones: DNS may be a
+/// Service that this node cannot reach.
 const LOOKUP_PATIENCE: Duration = Duration::from_millis(500);
 /// A frontend that accepts the stream and sends no Welcome within this time is still starting: another one may be
 /// ready.
@@ -64,8 +64,8 @@ const WELCOME_TIMEOUT: Duration = Duration::from_secs(1);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long the answer to a ping may take.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The messages between the connection and its follower, and the replies. Beyond that the stream's flow control stops
-/// the frontend. A message in memory can be many times larger than on the wire, so few of them wait.
+/// The most messages that wait between the connection and its follower, and the most replies. Beyond it the stream's
+/// flow control stops the frontend. Few wait, because a message in memory can be many times larger than on the wire.
 const QUEUED_MESSAGES: usize = 2;
 
 /// Where the frontends are, and how to authenticate.
@@ -324,7 +324,7 @@ async fn open(
     let outgoing = ReceiverStream::new(outgoing).map(|message| v1::ClientMessage::from(&message));
 
     // On one machine, compressing would take longer than copying.
-    let compression = (!address.is_unix()).then_some(CompressionEncoding::Gzip);
+    let compression = if address.is_unix() { None } else { Some(CompressionEncoding::Gzip) };
     let request = connection.request(outgoing);
     let incoming = encoded::watch(connection.channel.clone(), request, MAX_MESSAGE_BYTES, compression).await;
     let incoming = incoming.map_err(|status| {
@@ -347,13 +347,18 @@ async fn read_session(
     first_message: oneshot::Sender<bool>,
     _held: Arc<OwnConnection>,
 ) {
-    match read(incoming, &messages, first_message).await {
-        Ok(()) => debug!("the stream ended"),
-        Err(error) if error.is_orderly() => info!(reason = chain(&error), "the frontend ended the stream"),
-        Err(error) => match advice(&error) {
-            Some(advice) => error!(error = chain(&error), advice, "the frontend rejected the stream"),
-            None => warn!(error = chain(&error), "the stream failed"),
-        },
+    let Err(error) = read(incoming, &messages, first_message).await else {
+        debug!("the stream ended");
+        return;
+    };
+    if error.is_orderly() {
+        info!(reason = chain(&error), "the frontend ended the stream");
+        return;
+    }
+
+    match advice(&error) {
+        Some(advice) => error!(error = chain(&error), advice, "the frontend rejected the stream"),
+        None => warn!(error = chain(&error), "the stream failed"),
     }
 }
 

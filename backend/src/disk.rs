@@ -13,12 +13,11 @@ use std::{
 /// The time that reading a file at the start may take. A healthy disk reads the state of a large cluster in less.
 const READ_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(3) } else { Duration::from_secs(10) };
 
-/// The most bytes of a file that is read, so that a file that is none of ours does not fill the memory. The state of
-/// 50,000 Services with 250,000 endpoints takes a fraction of it.
+/// The largest file that is read, so that a file that is none of ours does not fill the memory. The state of 50,000
+/// Services with 250,000 endpoints takes a fraction of it.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Runs this in a new thread, for which nothing waits: not a blocking task of the async runtime, which waits for those
-/// when it ends.
+/// Runs a closure in a new thread, for which nothing waits. An async runtime that ends waits for its blocking tasks.
 ///
 /// # Errors
 /// When there can be no more threads.
@@ -54,6 +53,7 @@ pub(crate) fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     if metadata.len() > MAX_BYTES {
         return Err(io::Error::other(format!("it has {} bytes, more than {MAX_BYTES}", metadata.len())));
     }
+
     let mut bytes = Vec::new();
     file.take(MAX_BYTES).read_to_end(&mut bytes)?;
     Ok(bytes)
@@ -72,14 +72,16 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir)?;
     }
+
     let successor = successor(path);
     // A link would be followed, and another file overwritten.
     if successor.is_symlink() {
         fs::remove_file(&successor)?;
     }
+
     let mut file = File::create(&successor)?;
     file.write_all(bytes)?;
-    // Without it, a power loss after the rename could leave an empty file.
+    // Otherwise a power loss after the rename could leave an empty file.
     file.sync_data()?;
     fs::rename(successor, path)
 }

@@ -27,12 +27,15 @@ pub(crate) use servers::HealthCheckServers;
 pub(crate) struct HealthChecks {
     checks: watch::Sender<Checks>,
     /// The service ports whose health-check node port is not served.
-    failures: (watch::Sender<Vec<ServicePortFailure>>, watch::Receiver<Vec<ServicePortFailure>>),
+    failures: watch::Receiver<Vec<ServicePortFailure>>,
+    /// For the servers.
+    failure_sender: watch::Sender<Vec<ServicePortFailure>>,
 }
 
 impl Default for HealthChecks {
     fn default() -> Self {
-        Self { checks: watch::Sender::default(), failures: watch::channel(Vec::new()) }
+        let (failure_sender, failures) = watch::channel(Vec::new());
+        Self { checks: watch::Sender::default(), failures, failure_sender }
     }
 }
 
@@ -46,13 +49,13 @@ impl HealthChecks {
 
     /// The service ports whose health-check node port is not served, in the order of Services and families.
     pub(crate) fn failures(&self) -> Vec<ServicePortFailure> {
-        self.failures.1.borrow().clone()
+        self.failures.borrow().clone()
     }
 
     /// Waits until the failures change.
     pub(crate) async fn changed(&mut self) {
         // Fails only if the sender is dropped, which `self` owns.
-        let _ = self.failures.1.changed().await;
+        let _ = self.failures.changed().await;
     }
 }
 

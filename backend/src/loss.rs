@@ -313,6 +313,7 @@ impl LossGuard {
             namespace.lost += 1;
             namespace.of += 1;
         }
+
         let serving = state.service_ports().iter().filter(|(_, service)| service.has_endpoints());
         let mut names: Vec<_> = serving.map(|(key, _)| (&*key.namespace, &*key.name)).collect();
         names.dedup();

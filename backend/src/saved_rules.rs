@@ -5,20 +5,21 @@ use iptables::{Ruleset, SavedRules, Table};
 use netlink::nft::{self, NftHandle};
 
 /// Reads rules to find chains of ours, which are in these tables only. `iptables-nft` hides a table to which `nft` has
-/// added a rule that it cannot show: that matters only if nf_tables shows a chain of ours in it.
+/// added a rule that `iptables-nft` cannot show. A hidden table matters only if nf_tables shows a chain of ours in it.
 ///
 /// # Errors
 /// When the rules cannot be read. [`iptables::HiddenTable`] if a hidden table has a chain of ours.
 pub fn read_rules(saved: &SavedRules, tables: &[Table], is_ours: impl Fn(&str) -> bool) -> Result<Ruleset> {
-    let what = || format!("read the rules of {}", saved.program);
-    let rules = Ruleset::parse(&saved.text).with_context(what)?;
+    let reading = || format!("read the rules of {}", saved.program);
+    let rules = Ruleset::parse(&saved.text).with_context(reading)?;
+
     for table in tables {
         let Err(hidden) = rules.ensure_readable(&[*table]) else { continue };
         let table = nft::Table::new(saved.program.family, table.name());
         let mut handle = NftHandle::open().context("open nf_tables")?;
         let chains = handle.chains(&table).context("list the chains of nf_tables")?;
         if chains.iter().any(|chain| is_ours(&chain.name)) {
-            return Err(hidden).with_context(what);
+            return Err(hidden).with_context(reading);
         }
     }
     Ok(rules)

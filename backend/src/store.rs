@@ -24,7 +24,11 @@ use runtime::{
     failure::{Recovery, Repeated},
     warn_if_news,
 };
-use tokio::{sync::watch, task::JoinSet, time::timeout};
+use tokio::{
+    sync::watch::{self, error::RecvError},
+    task::JoinSet,
+    time::timeout,
+};
 use tracing::{info, warn};
 
 use crate::{NodeState, disk};
@@ -51,7 +55,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Keeps the state file.
 #[derive(Debug)]
 pub(crate) struct Store {
-    /// What the file is to contain.
+    /// The state that the file is to contain.
     newest: watch::Sender<Option<StoredState>>,
     /// Why the file is out of date.
     error: watch::Receiver<Option<String>>,
@@ -103,8 +107,8 @@ impl StoredState {
     /// facts of a Node object that is gone, the last addresses of a Node object that has none, or the endpoints of
     /// Services whose loss is withheld.
     fn is_urgent_after(&self, written: &Self) -> bool {
-        let Self { state: after, .. } = self;
         let before = &written.state;
+        let after = &self.state;
         let withholds = self.is_outdated && !written.is_outdated;
         let has_lost_node = after.retains_node() && !before.retains_node();
         let has_lost_addresses = after.retains_addresses() && !before.retains_addresses();
@@ -227,7 +231,7 @@ async fn read_stored(storage: &dyn Storage, node: &str) -> Option<StoredState> {
 struct Writer {
     storage: Arc<dyn Storage>,
     newest: watch::Receiver<Option<StoredState>>,
-    /// What the file contains; `None`: unknown, or there is no file.
+    /// The content of the file; `None`: unknown, or there is no file.
     written: Option<StoredState>,
     report: watch::Sender<Option<String>>,
     failures: Repeated,
@@ -239,20 +243,9 @@ impl Writer {
         loop {
             let is_last = self.newest.changed().await.is_err();
             let newest = self.newest.borrow_and_update().clone();
-            let is_due = |newest: &StoredState| match &self.written {
-                Some(written) if is_last => written != newest,
-                Some(written) => !written.differs_by_position(newest),
-                None => true,
-            };
-            if let Some(newest) = newest.filter(is_due) {
+            if let Some(newest) = newest.filter(|newest| self.is_due(newest, is_last)) {
                 let interval = self.write(newest).await;
-                let mut next = self.newest.clone();
-                let is_urgent = |next: &Option<StoredState>| {
-                    next.as_ref()
-                        .zip(self.written.as_ref())
-                        .is_some_and(|(next, written)| next.is_urgent_after(written))
-                };
-                let has_ended = matches!(timeout(interval, next.wait_for(is_urgent)).await, Ok(Err(_)));
+                let has_ended = self.pause(interval).await.is_err();
                 if self.written.is_none() && !has_ended {
                     self.newest.mark_changed();
                 }
@@ -263,7 +256,29 @@ impl Writer {
         }
     }
 
-    /// Returns when the next write may begin.
+    fn is_due(&self, newest: &StoredState, is_last: bool) -> bool {
+        match &self.written {
+            Some(written) if is_last => written != newest,
+            Some(written) => !written.differs_by_position(newest),
+            None => true,
+        }
+    }
+
+    /// Waits for the interval, or until the newest state is urgent. Fails when the sender of the newest state is
+    /// dropped.
+    async fn pause(&self, interval: Duration) -> Result<(), RecvError> {
+        let is_urgent = |newest: &Option<StoredState>| match (newest, &self.written) {
+            (Some(newest), Some(written)) => newest.is_urgent_after(written),
+            _ => false,
+        };
+        let mut newest = self.newest.clone();
+        match timeout(interval, newest.wait_for(is_urgent)).await {
+            Ok(Err(ended)) => Err(ended),
+            Ok(Ok(_)) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Returns the time until the next write may begin.
     async fn write(&mut self, stored: StoredState) -> Duration {
         let mut write = self.storage.replace(stored.clone());
         let result = match timeout(WRITE_TIMEOUT, &mut write).await {

@@ -28,19 +28,20 @@ use reconnect::ReconnectTimer;
 use session::OpenSession;
 pub use session::{Connect, Rejected, Session};
 
-/// How long connecting may take, for all frontends together that are tried one after the other.
+/// How long connecting may take: all attempts together, as the frontends are tried one after the other.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long connecting to another frontend may take while there is a session, which is not read meanwhile. Less
 /// than the time after which a node counts as one that does not acknowledge, and more than one frontend may take.
 const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(8);
 
+/// A message of a frontend, or the begin or end of a session.
 #[derive(Debug)]
 pub(crate) enum StreamEvent {
     Connected,
     Message(ServerMessage),
     /// The session has ended. Its uncommitted batches are void.
     Lost,
-    /// The same, and another session has begun.
+    /// The session has ended, as in `Lost`, and another one has begun.
     Replaced,
 }
 
@@ -76,35 +77,16 @@ impl<C: Connect> StreamFollower<C> {
             match &mut self.phase {
                 Phase::Waiting(until) => {
                     sleep_until(*until).await;
-                    let connecting = self.connect.connect(hello());
-                    self.phase = Phase::Connecting(Box::pin(async move {
-                        let session = timeout(SESSION_TIMEOUT, connecting).await;
-                        session.with_context(|| format!("no session within {SESSION_TIMEOUT:?}"))?
-                    }));
+                    self.begin_connecting(hello());
                 }
                 Phase::Connecting(connecting) => match connecting.await {
                     Ok(session) => {
-                        if let Some(Recovery { count: failures, duration }) = self.connect_failures.recovered() {
-                            info!(failures, after_ms = duration.as_millis(), "connection restored");
-                        }
-                        self.phase = Phase::Open(OpenSession::new(session));
+                        self.connected(session);
                         return StreamEvent::Connected;
                     }
                     Err(error) => self.connect_failed(&error),
                 },
                 Phase::Open(session) if session.is_to_be_replaced(may_be_idle) => self.begin_replacement(hello()),
-                Phase::Replacing { successor, .. } => match successor.await {
-                    Ok(session) => {
-                        info!("session ended: a frontend that follows the API replaces this one");
-                        self.timer.reset();
-                        self.phase = Phase::Open(session);
-                        return StreamEvent::Replaced;
-                    }
-                    Err(error) => {
-                        info!(error = chain(error.as_ref()), "no frontend is known to follow the API, staying");
-                        self.end_replacement();
-                    }
-                },
                 Phase::Open(session) => match session.next(may_be_idle).await {
                     Ok(Some(ServerMessage::Drain(max))) => session.drain(max),
                     Ok(Some(message)) => {
@@ -119,8 +101,44 @@ impl<C: Connect> StreamFollower<C> {
                         return StreamEvent::Lost;
                     }
                 },
+                Phase::Replacing { successor, .. } => match successor.await {
+                    Ok(session) => {
+                        info!("session ended: a frontend that follows the API replaces this one");
+                        self.timer.reset();
+                        self.phase = Phase::Open(session);
+                        return StreamEvent::Replaced;
+                    }
+                    Err(error) => {
+                        info!(error = chain(error.as_ref()), "no frontend is known to follow the API, staying");
+                        self.end_replacement();
+                    }
+                },
             }
         }
+    }
+
+    fn begin_connecting(&mut self, hello: Hello) {
+        let connecting = self.connect.connect(hello);
+        self.phase = Phase::Connecting(Box::pin(async move {
+            let session = timeout(SESSION_TIMEOUT, connecting).await;
+            session.with_context(|| format!("no session within {SESSION_TIMEOUT:?}"))?
+        }));
+    }
+
+    fn connected(&mut self, session: Session) {
+        if let Some(Recovery { count: failures, duration }) = self.connect_failures.recovered() {
+            info!(failures, after_ms = duration.as_millis(), "connection restored");
+        }
+        self.phase = Phase::Open(OpenSession::new(session));
+    }
+
+    fn connect_failed(&mut self, error: &anyhow::Error) {
+        let delay = self.timer.next_delay(error.is::<Rejected>());
+        let error = chain(error.as_ref());
+        let retry_in_ms = delay.as_millis();
+        let occurrence = self.connect_failures.failed(&error);
+        warn_if_news!(occurrence, error, retry_in_ms, "cannot connect to a frontend, retrying");
+        self.phase = Phase::Waiting(Instant::now() + delay);
     }
 
     /// Queues a message for the frontend. Without an open session it is dropped.
@@ -134,21 +152,12 @@ impl<C: Connect> StreamFollower<C> {
         mem::replace(&mut self.phase, Phase::Waiting(Instant::now()))
     }
 
-    /// Connects to another frontend. The session of this one stays until that has sent its Welcome.
+    /// Connects to another frontend. The session stays until the other frontend has sent its Welcome.
     fn begin_replacement(&mut self, hello: Hello) {
         let Phase::Open(outdated) = self.take_phase() else { return };
         let connecting = self.connect.connect_to_fresh(hello);
-        let successor = async move {
-            let mut session = connecting.await?;
-            match session.messages.recv().await.context("the frontend ended the stream")? {
-                first @ ServerMessage::Welcome(Welcome { is_outdated: false, .. }) => {
-                    Ok(OpenSession::begun(session, first))
-                }
-                _ => bail!("the only other frontend does not follow the API either, or ends"),
-            }
-        };
         let successor = Box::pin(async move {
-            let session = timeout(REPLACEMENT_TIMEOUT, successor).await;
+            let session = timeout(REPLACEMENT_TIMEOUT, welcomed(connecting)).await;
             session.with_context(|| format!("no Welcome within {REPLACEMENT_TIMEOUT:?}"))?
         });
         self.phase = Phase::Replacing { outdated, successor };
@@ -162,18 +171,21 @@ impl<C: Connect> StreamFollower<C> {
         }
     }
 
-    /// Ends the session. After a long one the delays are short again; that of a drain replaces them.
+    /// Ends the session. After a long session the delays are short again. After a drain, its deadline takes the place
+    /// of the delay.
     pub(crate) fn end_session(&mut self, reason: &str) {
         let now = Instant::now();
-        let (mut until, mut is_rejected) = (None, false);
+        let mut drain_deadline = None;
+        let mut is_rejected = false;
         if let Phase::Open(session) = &self.phase {
             if now - session.opened > self.timer.delays.max {
                 self.timer.reset();
             }
-            until = session.drain_deadline;
+            drain_deadline = session.drain_deadline;
             is_rejected = !session.is_accepted;
         }
-        let until = until.unwrap_or_else(|| now + self.timer.next_delay(is_rejected));
+
+        let until = drain_deadline.unwrap_or_else(|| now + self.timer.next_delay(is_rejected));
         info!(reason, reconnect_in_ms = until.saturating_duration_since(now).as_millis(), "session ended");
         self.phase = Phase::Waiting(until);
     }
@@ -182,13 +194,13 @@ impl<C: Connect> StreamFollower<C> {
     pub(crate) fn change_frontend(&mut self) {
         self.phase = Phase::Waiting(Instant::now());
     }
+}
 
-    fn connect_failed(&mut self, error: &anyhow::Error) {
-        let delay = self.timer.next_delay(error.is::<Rejected>());
-        let error = chain(error.as_ref());
-        let retry_in_ms = delay.as_millis();
-        let occurrence = self.connect_failures.failed(&error);
-        warn_if_news!(occurrence, error, retry_in_ms, "cannot connect to a frontend, retrying");
-        self.phase = Phase::Waiting(Instant::now() + delay);
+/// The session whose first message, a Welcome, says that the frontend follows the API.
+async fn welcomed(connecting: BoxFuture<'static, Result<Session>>) -> Result<OpenSession> {
+    let mut session = connecting.await?;
+    match session.messages.recv().await.context("the frontend ended the stream")? {
+        first @ ServerMessage::Welcome(Welcome { is_outdated: false, .. }) => Ok(OpenSession::begun(session, first)),
+        _ => bail!("the only other frontend does not follow the API either, or ends"),
     }
 }

@@ -57,6 +57,7 @@ impl AddressSource {
             ensure!(path.starts_with('/'), "{address:?}: the path of a Unix socket must begin with /");
             return Ok(fixed());
         }
+
         let expected = || {
             format!(
                 "{address:?} is not the address of a frontend: expected unix:/path, https://host:port or \
@@ -69,6 +70,7 @@ impl AddressSource {
         };
         ensure!(matches!(uri.path(), "" | "/") && uri.query().is_none(), expected());
         let port = uri.port_u16().with_context(|| format!("{address:?} has no port"))?;
+
         if host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok() {
             return Ok(fixed());
         }
@@ -77,15 +79,16 @@ impl AddressSource {
 
     pub(super) async fn resolve(&self) -> Result<Vec<FrontendAddress>> {
         let found: Vec<_> = match self {
-            Self::Fixed(address) => return Ok(vec![address.clone()]),
+            Self::Fixed(address) => vec![address.clone()],
             Self::Dns { scheme, host, port } => {
-                let found = lookup_host((host.as_str(), *port)).await;
-                let found = found.with_context(|| format!("cannot resolve {host}"))?;
-                let uris = found.map(|address| format!("{scheme}://{address}"));
+                let resolved = lookup_host((host.as_str(), *port)).await;
+                let addresses = resolved.with_context(|| format!("cannot resolve {host}"))?;
+                let uris = addresses.map(|address| format!("{scheme}://{address}"));
                 uris.map(|uri| FrontendAddress { uri, server_name: Some(host.clone()) }).collect()
             }
             Self::Discovered(discovery) => discovery.discover().await?,
         };
+
         ensure!(!found.is_empty(), "found no frontends");
         Ok(found)
     }

@@ -44,48 +44,48 @@ struct ResolvedSource {
     source: AddressSource,
     addresses: Vec<FrontendAddress>,
     resolved: Option<Instant>,
-    /// Locked while it is being resolved.
+    /// Locked while the source is being resolved.
     lookup: Arc<Mutex<()>>,
     failures: Repeated,
+}
+
+impl ResolvedSource {
+    fn new(source: AddressSource) -> Self {
+        Self { source, addresses: Vec::new(), resolved: None, lookup: Arc::default(), failures: Repeated::default() }
+    }
 }
 
 impl AddressList {
     /// Starts without addresses.
     pub(super) fn new(sources: Vec<AddressSource>) -> Self {
-        let resolved_source = |source| ResolvedSource {
-            source,
-            addresses: Vec::new(),
-            resolved: None,
-            lookup: Arc::default(),
-            failures: Repeated::default(),
-        };
-        let sources = sources.into_iter().map(resolved_source).collect();
+        let sources = sources.into_iter().map(ResolvedSource::new).collect();
         Self { sources, failed: HashMap::new(), last: None, last_removed: None }
     }
 
     /// The sources to resolve before the next attempt, with their indices: sources that were never resolved, or not for
-    /// this long, and sources whose addresses have all failed; without those that are being resolved. The guard marks a
-    /// source as being resolved.
+    /// this long, and sources whose addresses have all failed. Sources that are being resolved are left out. The guard
+    /// marks a source as being resolved.
     pub(super) fn due(&self, age: Duration) -> Vec<(usize, AddressSource, OwnedMutexGuard<()>)> {
-        let is_due = |source: &ResolvedSource| {
-            let is_fresh = source.resolved.is_some_and(|when| when.elapsed() < age);
-            !is_fresh || source.addresses.iter().all(|address| self.failed.contains_key(address))
-        };
-        let due = self.sources.iter().enumerate().filter(|(_, source)| is_due(source));
-        let due = due.filter_map(|(index, source)| {
-            let lookup = source.lookup.clone().try_lock_owned().ok()?;
-            Some((index, source.source.clone(), lookup))
-        });
-        due.collect()
+        let mut due = Vec::new();
+        for (index, entry) in self.sources.iter().enumerate() {
+            let is_fresh = entry.resolved.is_some_and(|when| when.elapsed() < age);
+            let has_failed = entry.addresses.iter().all(|address| self.failed.contains_key(address));
+            if (!is_fresh || has_failed)
+                && let Ok(lookup) = entry.lookup.clone().try_lock_owned()
+            {
+                due.push((index, entry.source.clone(), lookup));
+            }
+        }
+        due
     }
 
-    /// A source that has not been resolved since then.
+    /// A source that has not been resolved since this time.
     pub(super) fn unresolved_since(&self, time: Instant) -> Option<&AddressSource> {
         let unresolved = self.sources.iter().find(|source| source.resolved.is_none_or(|resolved| resolved < time));
         unresolved.map(|source| &source.source)
     }
 
-    /// When the last frontend has left the list: its clients may be on their way to another one.
+    /// When a frontend last left the list. Its clients may be about to connect to another one.
     pub(super) fn last_removed(&self) -> Option<Instant> {
         self.last_removed
     }
@@ -132,8 +132,8 @@ impl AddressList {
         failed.retain(|address, _| sources.iter().any(|source| source.addresses.contains(address)));
     }
 
-    /// All addresses: first those that have not failed, in random order, then the address of the last session, then
-    /// those that failed, the earliest failure first.
+    /// All addresses: first the addresses that have not failed, in random order, then the address of the last session,
+    /// then the addresses that have failed, the earliest failure first.
     pub(super) fn in_order(&self) -> Vec<FrontendAddress> {
         let mut list: Vec<_> = self.sources.iter().flat_map(|source| source.addresses.iter().cloned()).collect();
         list.sort();

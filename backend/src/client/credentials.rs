@@ -9,14 +9,11 @@ use std::{
 use anyhow::{Context as _, Result, anyhow};
 use runtime::certificate::unusable_pair;
 use tokio::{sync::Semaphore, task::spawn_blocking};
-use tonic::{
-    metadata::{Ascii, MetadataValue},
-    transport::{Certificate, ClientTlsConfig, Endpoint, Identity},
-};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
-use super::{CONNECT_TIMEOUT, FrontendAddress, error::OwnCertificate};
+use super::{CONNECT_TIMEOUT, FrontendAddress, Token, error::OwnCertificate};
 
-/// How many files are read at the same time. Each takes a thread, for as long as a disk hangs.
+/// The most files that are read at the same time. Each takes a thread, for as long as a disk hangs.
 const MAX_READS: usize = 4;
 
 static READS: Semaphore = Semaphore::const_new(MAX_READS);
@@ -30,27 +27,27 @@ pub struct Credentials {
     pub identity: Option<(PathBuf, PathBuf)>,
     /// A service-account token bound to this node.
     pub token: Option<PathBuf>,
-    /// The name that the frontend's certificate must contain. `None`: the DNS name or IP address of the address.
+    /// The name that the frontend's certificate must contain. `None`: the host of the frontend's address.
     pub frontend_name: Option<String>,
 }
 
 impl Credentials {
-    /// Configures TLS for an endpoint. `name`: the server name of the address. Returns the own certificate, too.
+    /// Configures TLS for an endpoint. `name` is the server name of the address. Also returns the own certificate.
     pub(super) async fn configure(
         &self,
         endpoint: Endpoint,
         name: Option<&str>,
     ) -> Result<(Endpoint, Option<OwnCertificate>)> {
-        let path = self.authorities.as_ref();
-        let path = path.context(
+        let authorities = self.authorities.as_ref().context(
             "an https address needs --tls-ca: a file with the CA certificate (PEM) that has signed the certificate of \
              the frontend",
         )?;
-        let authorities = Certificate::from_pem(read(path, "--tls-ca").await?);
+        let authorities = Certificate::from_pem(read(authorities, "--tls-ca").await?);
         let mut config = ClientTlsConfig::new().timeout(CONNECT_TIMEOUT).ca_certificate(authorities);
         if let Some(name) = self.frontend_name.as_deref().or(name) {
             config = config.domain_name(name);
         }
+
         let Some((certificate, key)) = &self.identity else {
             return Ok((endpoint.tls_config(config).context("cannot use the TLS credentials")?, None));
         };
@@ -59,24 +56,23 @@ impl Credentials {
         let own = OwnCertificate::new(certificate, &pem);
         let config = config.identity(Identity::from_pem(pem, read(key, "--tls-key").await?));
         let endpoint = endpoint.tls_config(config).map_err(|error| {
-            let [certificate, key] = [("--tls-cert", certificate), ("--tls-key", key)]
-                .map(|(flag, path)| format!("{flag} {}", path.display()));
+            let certificate = format!("--tls-cert {}", certificate.display());
+            let key = format!("--tls-key {}", key.display());
             anyhow!(unusable_pair(&error, &certificate, &key))
         })?;
         Ok((endpoint, Some(own)))
     }
 
     /// The value of the `authorization` header for requests to a frontend.
-    pub(super) async fn token_for(&self, address: &FrontendAddress) -> Result<Option<MetadataValue<Ascii>>> {
-        if address.is_https() { self.token().await } else { Ok(None) }
-    }
-
-    /// The value of the `authorization` header.
-    async fn token(&self) -> Result<Option<MetadataValue<Ascii>>> {
+    pub(super) async fn token_for(&self, address: &FrontendAddress) -> Result<Option<Token>> {
         let Some(path) = &self.token else { return Ok(None) };
+        if !address.is_https() {
+            return Ok(None);
+        }
+
         let token = String::from_utf8(read(path, "--token-file").await?)
             .with_context(|| format!("{}: the token is not text", path.display()))?;
-        let mut value: MetadataValue<Ascii> = format!("Bearer {}", token.trim())
+        let mut value: Token = format!("Bearer {}", token.trim())
             .parse()
             .with_context(|| format!("{}: the token has characters that a header cannot have", path.display()))?;
         value.set_sensitive(true);
@@ -87,6 +83,7 @@ impl Credentials {
 async fn read(path: &Path, flag: &str) -> Result<Vec<u8>> {
     let context = || format!("cannot read {} ({flag}: check the path, the mount and the permissions)", path.display());
     let permit = READS.acquire().await.with_context(context)?;
+
     let file = path.to_owned();
     let read = spawn_blocking(move || {
         // Held until the read has ended, also when nothing waits for it any more.
@@ -110,10 +107,11 @@ mod tests {
         let path = dir.path().join("token");
         assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
         let credentials = Credentials { token: Some(path.clone()), ..Credentials::default() };
+        let frontend = FrontendAddress { uri: "https://10.0.0.1:7600".to_owned(), server_name: None };
         let runtime = Builder::new_current_thread().thread_name("hung disk").enable_all().build().unwrap();
         runtime.block_on(async {
             for _ in 0..5 * MAX_READS {
-                timeout(Duration::from_millis(10), credentials.token()).await.unwrap_err();
+                timeout(Duration::from_millis(10), credentials.token_for(&frontend)).await.unwrap_err();
             }
         });
         let tasks = fs::read_dir("/proc/self/task").unwrap().filter_map(Result::ok);

@@ -42,13 +42,14 @@ impl Grpc {
     async fn open_drains(&self, address: &FrontendAddress, node: String) -> Result<LevelsStream> {
         let own = self.own_connection().filter(|own| own.address == *address);
         let connection = match own {
-            // The token may be another one by now.
+            // The token may have been replaced since.
             Some(own) => Connection { token: self.credentials.token_for(address).await?, ..own.connection.clone() },
             None => connect(address, &self.credentials).await?,
         };
 
         let request = connection.request(DrainsRequest { node });
-        let levels = client(&connection).drains(request).await.map_err(|status| connection.error(status))?.into_inner();
+        let response = client(&connection).drains(request).await.map_err(|status| connection.error(status))?;
+        let levels = response.into_inner();
         Ok(levels.map(move |message| message.map_err(|status| connection.error(status))).boxed())
     }
 }

@@ -38,6 +38,7 @@ pub(super) fn advice(error: &(dyn Error + 'static)) -> Option<String> {
         StreamError::Status(status) => Some(status.code()),
         StreamError::Invalid(_) => None,
     });
+
     let advice = match code {
         Some(Code::Unauthenticated) if causes(error).any(|cause| cause.to_string().contains("no credential")) => {
             "the frontend needs a client certificate (--tls-cert, --tls-key) or a token (--token-file)"
@@ -74,15 +75,17 @@ impl OwnCertificate {
 }
 
 /// The error of a call. With TLS 1.3 a frontend verifies the certificate of a client when the client regards the
-/// connection as open. Its request may then fail before it has received the reason, which the certificate tells as
-/// well.
+/// connection as open. Its request may then fail before the client has received the reason, which the client's own
+/// certificate tells as well.
 pub(super) fn explained_call(status: Status, own: Option<&OwnCertificate>) -> anyhow::Error {
     let error = StreamError::Status(status);
     if error.sent_code().is_some() {
         return explained(&error);
     }
+
     let advice = connect_advice(&error, &SETTINGS);
     let is_rejection = advice.as_ref().is_none_or(|advice| advice.contains(REJECTED));
+
     match own {
         Some(OwnCertificate { path, flaw: Some(flaw) }) if is_rejection => {
             anyhow::anyhow!("the frontend {REJECTED} (--tls-cert) {}: {flaw}", path.display())

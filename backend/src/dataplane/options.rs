@@ -1,4 +1,4 @@
-//! The operator's options for the data plane, and what they amount to with the node's current facts.
+//! The operator's options for the data plane, and the effective options that follow from the node's current facts.
 
 use std::{
     collections::HashSet,
@@ -78,7 +78,7 @@ impl NodePortAddresses {
         Self::Cidrs(ranges.collect())
     }
 
-    /// Those of a Node object that serve node ports.
+    /// The addresses of a Node object that serve node ports.
     pub(crate) fn of_node(&self, node: &NodeInfo) -> Vec<IpAddr> {
         match self {
             Self::Primary => IpFamily::ALL.into_iter().filter_map(|family| node.primary_address(family)).collect(),
@@ -86,7 +86,8 @@ impl NodePortAddresses {
         }
     }
 
-    /// The families of which a Node object has addresses, while none serves node ports: there is no range of it.
+    /// The families in which a Node object has addresses, but none serves node ports, because no range is of the
+    /// family.
     pub(crate) fn families_without_range(&self, node: &NodeInfo) -> PerFamily<bool> {
         PerFamily::from_fn(|family| match self {
             Self::Primary => false,
@@ -99,8 +100,9 @@ impl NodePortAddresses {
         matches!(self, Self::Cidrs(ranges) if ranges.iter().any(|range| range.contains(address)))
     }
 
-    /// Whether an address of an interface is served because it is in the ranges. Not loopback addresses, nor IPv6
-    /// link-local ones: those need an interface, and each pod that starts brings one, on the node's end of its link.
+    /// Whether node ports are served at an address of an interface because it is in the ranges. Loopback addresses are
+    /// excluded, and IPv6 link-local addresses: a link-local address needs an interface, and each pod that starts
+    /// brings another one, on the node's end of its link.
     #[must_use]
     pub fn serve(&self, address: &IpAddr) -> bool {
         let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
@@ -198,13 +200,16 @@ impl DataplaneOptions {
     /// Which connections to cluster IPs are masqueraded in a family.
     #[must_use]
     pub fn masquerade(&self, family: IpFamily) -> Masquerade {
+        if self.masquerade_all {
+            return Masquerade::Always;
+        }
+
         match &self.local_detector {
-            _ if self.masquerade_all => Masquerade::Always,
             LocalDetector::None => Masquerade::Never,
             LocalDetector::ClusterCidr(cidrs) => {
                 let cidrs = cidrs_of_family(cidrs, family);
-                let any_source = cidrs.iter().any(|cidr| cidr.prefix_len() == 0);
-                if cidrs.is_empty() || any_source { Masquerade::Never } else { Masquerade::UnlessPod }
+                let is_any_source = cidrs.iter().any(|cidr| cidr.prefix_len() == 0);
+                if cidrs.is_empty() || is_any_source { Masquerade::Never } else { Masquerade::UnlessPod }
             }
             LocalDetector::NodeCidr | LocalDetector::BridgeInterface(_) | LocalDetector::InterfaceNamePrefix(_) => {
                 Masquerade::UnlessPod
@@ -283,7 +288,7 @@ pub(super) fn cidrs_of_family(cidrs: &[IpNet], family: IpFamily) -> Vec<IpNet> {
     of_family.filter(|cidr| seen.insert(*cidr)).collect()
 }
 
-/// The service CIDRs of a family. One of all addresses is left out: the rules that drop packets to addresses which no
+/// The service CIDRs of a family, without a range of all addresses: the rules that drop packets to addresses which no
 /// Service has would apply to all other traffic.
 #[must_use]
 pub fn service_cidrs(cluster: &ClusterInfo, family: IpFamily) -> Vec<IpNet> {

@@ -53,13 +53,14 @@ pub fn vips(port: &ServicePort, family: IpFamily) -> Vec<(Vip, VipKind)> {
     let protocol = port.key.protocol;
     let vip = |address| Vip::AddressPort { address, port: port.port.get(), protocol };
     let mut vips = Vec::with_capacity(2);
-    vips.extend(port.cluster_ips[family].map(|address| (vip(address), VipKind::ClusterIp)));
-    vips.extend(port.external_policy_ips(family).map(|address| (vip(address), VipKind::External)));
-    if port.cluster_ips[family].is_some()
-        && let Some(node_port) = port.node_port
-    {
-        vips.push((Vip::NodePort { port: node_port.get(), protocol }, VipKind::NodePort));
+    if let Some(address) = port.cluster_ips[family] {
+        vips.push((vip(address), VipKind::ClusterIp));
+        if let Some(node_port) = port.node_port {
+            vips.push((Vip::NodePort { port: node_port.get(), protocol }, VipKind::NodePort));
+        }
     }
+    vips.extend(port.external_policy_ips(family).map(|address| (vip(address), VipKind::External)));
+
     vips.sort_unstable();
     vips.dedup_by_key(|(vip, _)| *vip);
     vips
@@ -70,7 +71,8 @@ pub(crate) fn all_vips(port: &ServicePort) -> impl Iterator<Item = (IpFamily, Vi
     IpFamily::ALL.into_iter().flat_map(move |family| vips(port, family).into_iter().map(move |(vip, _)| (family, vip)))
 }
 
-/// The sources that may use a VIP of a service port, without duplicates; `None`: all. `node`: the node's own addresses.
+/// The sources that may use a VIP of a service port, without duplicates; `None`: all. `node` are the node's own
+/// addresses.
 ///
 /// If an address of the node is allowed, the VIP itself is allowed as a source too: packets that the node sends to an
 /// address which its load balancer has assigned to the node have it as their source.
@@ -102,7 +104,7 @@ pub fn allowed_sources_of_family(port: &ServicePort, family: IpFamily, node: &[I
 fn source_ranges(port: &ServicePort, family: IpFamily) -> Option<Vec<IpNet>> {
     let cidrs = cidrs_of_family(&port.source_ranges, family);
     let is_restricted = !cidrs.is_empty() && cidrs.iter().all(|cidr| cidr.prefix_len() > 0);
-    is_restricted.then_some(cidrs)
+    if is_restricted { Some(cidrs) } else { None }
 }
 
 fn contains_any(cidrs: &[IpNet], addresses: &[IpAddr]) -> bool {

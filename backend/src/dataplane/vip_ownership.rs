@@ -19,6 +19,7 @@ pub struct VipOwnership {
     conflicts: BTreeMap<ServicePortKey, BTreeSet<(IpFamily, Vip)>>,
 }
 
+/// The effects of a commit on the ownership of VIPs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OwnershipChanges {
     /// The service ports to program: those that changed, and those that gain or lose a contested VIP.
@@ -85,7 +86,7 @@ impl VipOwnership {
         }
     }
 
-    /// Releases the VIPs that the service port owns. Those that own them next are to be programmed.
+    /// Releases the VIPs that the service port owns. Their next owners are to be programmed.
     fn release(&mut self, port: &ServicePort, changes: &mut OwnershipChanges) {
         self.conflicts.remove(&port.key);
         for (family, vip) in all_vips(port) {
@@ -94,11 +95,12 @@ impl VipOwnership {
             }
             self.owners[family].remove(&vip);
             changes.vips.push((family, vip));
+
             let mut waiting = self.conflicts.iter_mut();
-            let next = waiting.find_map(|(key, vips)| vips.remove(&(family, vip)).then(|| key.clone()));
-            if let Some(next) = next {
+            if let Some((next, vips)) = waiting.find(|(_, vips)| vips.contains(&(family, vip))) {
+                vips.remove(&(family, vip));
                 self.owners[family].insert(vip, next.clone());
-                changes.service_ports.insert(next);
+                changes.service_ports.insert(next.clone());
             }
         }
         self.conflicts.retain(|_, vips| !vips.is_empty());

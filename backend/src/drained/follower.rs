@@ -343,6 +343,7 @@ impl Following {
             Err(error) => {
                 let since = self.view.resolve_failure.take().map_or(*began, |(since, _)| since);
                 self.view.resolve_failure = Some((since, error.clone()));
+
                 let streams = self.follower.streams.clone();
                 let again = async move {
                     sleep(MAX_RETRY_DELAY).await;
@@ -357,9 +358,12 @@ impl Following {
     fn next_closing(&self) -> Option<Instant> {
         let now = Instant::now();
         let demand = self.follower.demand.borrow();
-        let last = if demand.waiting == 0 { Some(self.last_waiting + LINGER_TIMEOUT) } else { None };
-        let others = self.last_asking_all.map(|last| last + LINGER_TIMEOUT).filter(|closing| *closing > now);
-        last.into_iter().chain(others.filter(|_| demand.asking_all == 0)).min()
+        let own = if demand.waiting == 0 { Some(self.last_waiting + LINGER_TIMEOUT) } else { None };
+        let mut others = None;
+        if demand.asking_all == 0 {
+            others = self.last_asking_all.map(|last| last + LINGER_TIMEOUT).filter(|closing| *closing > now);
+        }
+        own.into_iter().chain(others).min()
     }
 
     /// Whether no request has waited for [`LINGER_TIMEOUT`]. The next waiter starts another task.

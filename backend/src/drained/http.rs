@@ -1,5 +1,5 @@
-//! `GET /drained`: a pod asks about itself, from `preStop`. It is known by its source address, or, if the kubelet asks
-//! for it, by the address that the kubelet connects to: the data plane redirects that to this node.
+//! `GET /drained`: a pod asks about itself, from `preStop`. The pod is known by its source address, or, if the kubelet
+//! asks for it, by the address that the kubelet connects to: the data plane redirects the connection to this node.
 
 use std::{
     net::IpAddr,
@@ -28,11 +28,11 @@ use super::{
 
 /// The timeout of a request without the parameter `timeout`.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(20);
-/// The longest timeout that a request may ask for: while it waits, it takes a place of others.
+/// The longest timeout that a request may ask for, because a request that waits takes a place from others.
 pub const MAX_TIMEOUT: Duration = Duration::from_secs(300);
 /// How much longer than its timeout a response may take.
 pub const RESPONSE_SLACK: Duration = Duration::from_secs(5);
-/// How many answers are logged for operators, as any pod may ask; further ones at level DEBUG.
+/// The rate of log lines about answers, because any pod may ask. Further answers are logged at level DEBUG.
 const LINE_RATE: Rate = Rate { burst: 100, every: Duration::from_secs(1) };
 
 /// Answers requests for `/drained`. Clones share their places and their metrics.
@@ -44,10 +44,12 @@ pub struct Drains {
     pub(super) metrics: DrainMetrics,
 }
 
-/// What a request asks.
+/// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Question {
+    /// An address of the pod.
     pub(super) address: IpAddr,
+    /// How long to wait until the pod is drained.
     pub(super) timeout: Duration,
 }
 
@@ -55,10 +57,13 @@ impl Drains {
     /// Follows these frontends while something waits.
     #[must_use]
     pub fn new(streams: Arc<dyn DrainStreams>) -> Self {
-        let logged = Arc::new(Mutex::new(TokenBucket::full(Instant::now())));
         let metrics = DrainMetrics::default();
-        let places = Places::counted(metrics.waiting.clone());
-        Self { follower: Follower::new(streams), places, logged, metrics }
+        Self {
+            follower: Follower::new(streams),
+            places: Places::counted(metrics.waiting.clone()),
+            logged: Arc::new(Mutex::new(TokenBucket::full(Instant::now()))),
+            metrics,
+        }
     }
 
     /// The metrics of these requests.
@@ -67,8 +72,8 @@ impl Drains {
         self.metrics.registry()
     }
 
-    /// Answers a request at the port that serves `/drained` alone. When the server is closed, it is sent to the process
-    /// that serves the port next.
+    /// Answers a request at the port that serves `/drained` alone. When the server is closed, the client is sent to the
+    /// process that serves the port next.
     #[must_use]
     pub fn answer<B>(&self, request: &Request<B>) -> Answer {
         if request.uri().path() != "/drained" {
@@ -90,20 +95,15 @@ impl Drains {
             Err(reason) => return text(StatusCode::BAD_REQUEST, &reason).into(),
         };
 
-        let timeout = question.timeout;
         let place = self.places.take(question.address, asker, |address| self.follower.class_of(address));
-        match place {
-            Some(place) => {
-                let closed = extensions.get::<Closed>().cloned();
-                Answer::Deferred(timeout + RESPONSE_SLACK, self.clone().wait(question, place, closed))
-            }
-            None => no_place().into(),
-        }
+        let Some(place) = place else { return no_place().into() };
+        let closed = extensions.get::<Closed>().cloned();
+        Answer::Deferred(question.timeout + RESPONSE_SLACK, self.clone().wait(question, place, closed))
     }
 
-    /// Answers a request at the port of health checks: for `/drained`, where hooks ask that do not know its own port
-    /// yet; and for anything else that was redirected here, because a client that asks a pod for its health must not
-    /// take the answer of this process for that of the pod. `None`: it is for another path of this process.
+    /// Answers a request at the port of health checks: for `/drained`, because hooks of the release before ask there;
+    /// and every redirected request, because a client that asks a pod for its health must not take the answer of this
+    /// process for that of the pod. `None` for the other paths of this process.
     #[must_use]
     pub fn answer_at_health_port<B>(&self, request: &Request<B>) -> Option<Answer> {
         let redirected = request.extensions().get().map(|OriginalDestination(pod)| *pod);
@@ -112,7 +112,7 @@ impl Drains {
         }
 
         let answer = self.answer(request);
-        // Other answers are for strangers, and clients in a loop.
+        // Other answers are for strangers and for clients in a loop.
         if matches!(answer, Answer::Deferred(..)) {
             self.metrics.at_health_port.inc();
             let client = request.extensions().get().map(|Client(address)| address.ip().to_canonical());
@@ -154,11 +154,11 @@ impl Drains {
 }
 
 impl Question {
-    /// `query`: `timeout=20s` and `address=...`, which may be repeated, or be a list. A pod may name its addresses of
-    /// both families; one of them must be the source, which is enough: frontends know the other one from
-    /// EndpointSlices. An error says what is wrong.
+    /// Parses a query: `timeout=20s` and `address=...`, which may be repeated, or be a list. A pod may name its
+    /// addresses of both families, of which one must be the source: frontends know the other one from EndpointSlices.
+    /// An error says what is wrong.
     pub(super) fn parse(source: Option<IpAddr>, query: &str) -> Result<Self, String> {
-        let mut addresses = Vec::new();
+        let mut addresses: Vec<IpAddr> = Vec::new();
         let mut timeout = DEFAULT_TIMEOUT;
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
@@ -166,9 +166,7 @@ impl Question {
                 "timeout" => timeout = parse_timeout(value)?,
                 "address" => {
                     for address in value.replace("%2C", ",").replace("%3A", ":").split(',') {
-                        let parsed: IpAddr =
-                            address.parse().map_err(|_| format!("address: {address:?} is no IP address"))?;
-                        addresses.push(parsed.to_canonical());
+                        addresses.push(parse_address(address)?);
                     }
                 }
                 _ => return Err(format!("{name}: unknown parameter; there are timeout and address")),
@@ -182,6 +180,7 @@ impl Question {
         if !addresses.contains(&source) && !source.is_loopback() {
             return Err(format!("address: a pod may ask about itself only, and the request comes from {source}"));
         }
+
         addresses.sort_unstable_by_key(|address| (*address != source, *address));
         addresses.dedup();
         match addresses[..] {
@@ -192,19 +191,28 @@ impl Question {
     }
 }
 
-/// The path of a request, with the timeout in whole seconds, rounded up. Without addresses it is that of the source.
+/// The path of a request, with the timeout in whole seconds, rounded up. Without addresses, the source is the pod.
 #[must_use]
 pub fn request_path(timeout: Duration, addresses: &[IpAddr]) -> String {
-    let seconds = timeout.as_millis().div_ceil(1000);
-    let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-    let addresses = if addresses.is_empty() { String::new() } else { format!("&address={}", addresses.join(",")) };
-    format!("/drained?timeout={seconds}s{addresses}")
+    let mut path = format!("/drained?timeout={}s", timeout.as_millis().div_ceil(1000));
+    if !addresses.is_empty() {
+        let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+        path += &format!("&address={}", addresses.join(","));
+    }
+    path
+}
+
+fn parse_address(text: &str) -> Result<IpAddr, String> {
+    let address: IpAddr = text.parse().map_err(|_| format!("address: {text:?} is no IP address"))?;
+    Ok(address.to_canonical())
 }
 
 fn parse_timeout(value: &str) -> Result<Duration, String> {
-    let seconds = value.strip_suffix('s').unwrap_or(value).parse().ok();
-    let timeout = seconds.map(Duration::from_secs).filter(|timeout| *timeout <= MAX_TIMEOUT);
-    timeout.ok_or_else(|| format!("timeout: {value:?} is no number of seconds up to {}", MAX_TIMEOUT.as_secs()))
+    let max_seconds = MAX_TIMEOUT.as_secs();
+    match value.strip_suffix('s').unwrap_or(value).parse() {
+        Ok(seconds) if seconds <= max_seconds => Ok(Duration::from_secs(seconds)),
+        _ => Err(format!("timeout: {value:?} is no number of seconds up to {max_seconds}")),
+    }
 }
 
 /// Whether another answer is logged: clients that ask in a loop must not fill the log.
@@ -212,7 +220,7 @@ pub(super) fn is_logged(logged: &Mutex<TokenBucket>) -> bool {
     lock(logged).take(LINE_RATE, Instant::now()).is_ok()
 }
 
-/// What the answer to the pod does not say: it need not know of Services and nodes.
+/// Logs the reasons, which the answer to the pod leaves out: the pod need not know of Services and nodes.
 fn log(address: IpAddr, waited: Duration, drained: &Drained) {
     let waited_ms = waited.as_millis();
     match drained {
@@ -223,6 +231,7 @@ fn log(address: IpAddr, waited: Duration, drained: &Drained) {
     }
 }
 
+/// The answer to the pod.
 fn described(drained: &Drained) -> Response<String> {
     match drained {
         Drained::Yes { absent: 0, silent } if silent.is_empty() => {
@@ -245,8 +254,8 @@ fn described(drained: &Drained) -> Response<String> {
     }
 }
 
-/// Sends the client to the same port. No process listens there until the next backend does, and the kernel keeps
-/// silent meanwhile, so that its attempts to connect wait for that one. The kubelet follows redirects to the same host.
+/// Sends the client to the same port. Until the next backend listens there, the kernel answers no attempt to connect,
+/// so that the client keeps trying. The kubelet follows redirects to the same host.
 fn ask_again(question: Question) -> Response<String> {
     let mut response = text(StatusCode::FOUND, "this backend ends: ask the next one");
     if let Ok(location) = HeaderValue::try_from(request_path(question.timeout, &[question.address])) {

@@ -13,8 +13,7 @@ use prometheus_client::{
 };
 
 use super::Drained;
-
-type Label = [(&'static str, &'static str); 1];
+use crate::metrics::Label;
 
 /// The results of requests, as values of a label.
 const RESULTS: [&str; 4] = ["drained", "timeout", "unknown", "failed"];
@@ -42,12 +41,15 @@ impl DrainMetrics {
     pub(crate) fn registry(&self) -> Registry {
         let mut registry = Registry::default();
         let own = registry.sub_registry_with_prefix("fairlead_backend");
+
         let text = "How long pods of this node waited until no node sent them new connections, by result: drained, \
                     timeout, unknown (no EndpointSlice has the address) or failed (no frontend answered)";
         own.register_with_unit("drain_duration", text, Unit::Seconds, self.durations.clone());
         own.register("drains_waiting", "Pods of this node that wait", self.waiting.clone());
+
         let text = "Questions of pods at the port of --healthz, which hooks must not ask for much longer";
         own.register("drains_at_health_port", text, self.at_health_port.clone());
+
         registry
     }
 

@@ -1,8 +1,8 @@
-//! Places for those who wait: a bounded number, and who gives way.
+//! Places for requests that wait: their number is bounded, and beyond it one of them gives way.
 
 use std::{
     cmp::Reverse,
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     net::IpAddr,
     sync::{Arc, Mutex},
 };
@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 use super::decide::AddressClass;
 
-/// The most requests that wait on a node at a time, as any pod may ask: each has a task and a connection.
+/// The most requests that wait on a node at a time. Each has a task and a connection, and any pod may ask.
 const MAX_PLACES: usize = 1024;
 
 /// Who asks about an address.
@@ -29,19 +29,15 @@ pub(super) enum Asker {
 /// The places that are taken. Clones share them.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
-    addresses: Arc<Mutex<BTreeMap<IpAddr, AddressWaiters>>>,
+    waiters: Arc<Mutex<WaitersByAsker>>,
     /// The number of addresses.
     waiting: Gauge,
 }
 
-/// Those who wait for one address, in the order in which they came.
-#[derive(Debug, Default)]
-struct AddressWaiters {
-    by_asker: BTreeMap<Asker, Waiting>,
-}
+type WaitersByAsker = BTreeMap<(IpAddr, Asker), Waiters>;
 
-/// Ends when a waiter has to give way.
-type Waiting = BTreeMap<u64, oneshot::Sender<()>>;
+/// The requests in the order in which they came. A sender is dropped when its request has to give way.
+type Waiters = BTreeMap<u64, oneshot::Sender<()>>;
 
 /// The right to wait, until it is dropped.
 #[derive(Debug)]
@@ -56,11 +52,12 @@ pub(super) struct Place {
 impl Places {
     /// Counts the addresses in this gauge.
     pub(super) fn counted(waiting: Gauge) -> Self {
-        Self { addresses: Arc::default(), waiting }
+        Self { waiters: Arc::default(), waiting }
     }
 
-    /// Takes a place. If all are taken, one gives way: at an address of which least is known, then one of an address
-    /// that asks for itself, then the oldest at the address with the most. `None`: that is this one.
+    /// Takes a place. If all are taken, a request about an address of which least is known gives way; among them a
+    /// request of an address that asks for itself; among them the oldest request at the address with the most places.
+    /// `None` if this request gives way.
     pub(super) fn take(
         &self,
         address: IpAddr,
@@ -68,64 +65,53 @@ impl Places {
         class_of: impl Fn(IpAddr) -> AddressClass,
     ) -> Option<Place> {
         let (sender, given_up) = oneshot::channel();
-        let mut addresses = lock(&self.addresses);
-        let waiting = addresses.entry(address).or_default().by_asker.entry(asker).or_default();
-        let number = waiting.last_key_value().map_or(0, |(last, _)| last + 1);
-        waiting.insert(number, sender);
-        let place = Place { places: self.clone(), address, asker, number, given_up };
+        let mut all = lock(&self.waiters);
+        let waiters = all.entry((address, asker)).or_default();
+        let number = waiters.last_key_value().map_or(0, |(last, _)| last + 1);
+        waiters.insert(number, sender);
 
-        let count: usize = addresses.values().map(AddressWaiters::places).sum();
-        if count > MAX_PLACES {
-            give_way(&mut addresses, class_of);
+        if all.iter().map(places).sum::<usize>() > MAX_PLACES {
+            give_way(&mut all, class_of);
         }
-        self.count(&addresses);
-        let is_kept = addresses.get(&address).is_some_and(|waiters| waiters.has(asker, number));
-        drop(addresses);
-        is_kept.then_some(place)
+        self.count(&all);
+
+        let is_kept = all.get(&(address, asker)).is_some_and(|waiters| waiters.contains_key(&number));
+        drop(all);
+        if is_kept { Some(Place { places: self.clone(), address, asker, number, given_up }) } else { None }
     }
 
-    fn count(&self, addresses: &BTreeMap<IpAddr, AddressWaiters>) {
+    fn count(&self, all: &WaitersByAsker) {
+        let mut addresses: Vec<_> = all.keys().map(|(address, _)| address).collect();
+        addresses.dedup();
         self.waiting.set(i64::try_from(addresses.len()).unwrap_or(i64::MAX));
     }
 }
 
 /// Ends the waiters of one place.
-fn give_way(addresses: &mut BTreeMap<IpAddr, AddressWaiters>, class_of: impl Fn(IpAddr) -> AddressClass) {
-    let rank = |address: IpAddr, asker, waiters: &AddressWaiters| (class_of(address), asker, Reverse(waiters.places()));
-    let ranked = addresses.iter().flat_map(|(address, waiters)| {
-        waiters.by_asker.keys().map(move |asker| (rank(*address, *asker, waiters), *address, *asker))
-    });
-    let Some((_, address, asker)) = ranked.min() else { return };
-    let Some(waiters) = addresses.get_mut(&address) else { return };
+fn give_way(all: &mut WaitersByAsker, class_of: impl Fn(IpAddr) -> AddressClass) {
+    let places_at = |address| all.range((address, Asker::Address)..=(address, Asker::Node)).map(places).sum::<usize>();
+    let rank = |(address, asker): &(IpAddr, Asker)| (class_of(*address), *asker, Reverse(places_at(*address)));
+    let Some(first) = all.keys().copied().min_by_key(rank) else { return };
 
-    match asker {
-        Asker::Node => drop(waiters.by_asker.remove(&asker)),
-        Asker::Address => {
-            if let Some(waiting) = waiters.by_asker.get_mut(&asker) {
-                waiting.pop_first();
-            }
+    if let Entry::Occupied(mut waiters) = all.entry(first) {
+        waiters.get_mut().pop_first();
+        let (_, asker) = first;
+        if asker == Asker::Node || waiters.get().is_empty() {
+            waiters.remove();
         }
     }
-    waiters.by_asker.retain(|_, waiting| !waiting.is_empty());
-    addresses.retain(|_, waiters| !waiters.by_asker.is_empty());
 }
 
-impl AddressWaiters {
-    fn places(&self) -> usize {
-        let places = self.by_asker.iter().map(|(asker, waiting)| match asker {
-            Asker::Node => 1,
-            Asker::Address => waiting.len(),
-        });
-        places.sum()
-    }
-
-    fn has(&self, asker: Asker, number: u64) -> bool {
-        self.by_asker.get(&asker).is_some_and(|waiting| waiting.contains_key(&number))
+/// The number of places that waiters take.
+fn places(((_, asker), waiters): (&(IpAddr, Asker), &Waiters)) -> usize {
+    match asker {
+        Asker::Node => 1,
+        Asker::Address => waiters.len(),
     }
 }
 
 impl Place {
-    /// Ends when the place is needed for another one.
+    /// Ends when the place is needed for another request.
     pub(super) async fn given_up(&mut self) {
         // The sender is dropped.
         let _ = (&mut self.given_up).await;
@@ -134,15 +120,13 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut addresses = lock(&self.places.addresses);
-        let Some(waiters) = addresses.get_mut(&self.address) else { return };
-        if let Some(waiting) = waiters.by_asker.get_mut(&self.asker) {
-            waiting.remove(&self.number);
+        let mut all = lock(&self.places.waiters);
+        if let Entry::Occupied(mut waiters) = all.entry((self.address, self.asker)) {
+            waiters.get_mut().remove(&self.number);
+            if waiters.get().is_empty() {
+                waiters.remove();
+            }
         }
-        waiters.by_asker.retain(|_, waiting| !waiting.is_empty());
-        if waiters.by_asker.is_empty() {
-            addresses.remove(&self.address);
-        }
-        self.places.count(&addresses);
+        self.places.count(&all);
     }
 }

@@ -104,9 +104,10 @@ impl Change<'_> {
 
     /// The owner and the holders of each held VIP that a service port of the transaction owns.
     fn held_and_owned(&self) -> impl Iterator<Item = (&ServicePortKey, &BTreeSet<ServicePortKey>)> {
-        self.held.iter().filter_map(|((family, vip), holders)| {
+        let owned = self.held.iter().filter_map(|((family, vip), holders)| {
             let owner = self.ownership.owner(*family, vip)?;
-            self.contains(owner).then_some((owner, holders))
-        })
+            Some((owner, holders))
+        });
+        owned.filter(|(owner, _)| self.contains(owner))
     }
 }

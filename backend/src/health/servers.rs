@@ -123,7 +123,7 @@ impl HealthCheckServers {
             open: BTreeMap::new(),
             failing: BTreeMap::new(),
             lines: PortLines { bucket: TokenBucket::full(Instant::now()), others: 0, line_at: None },
-            failures: health.failures.0.clone(),
+            failures: health.failure_sender.clone(),
         }
     }
 

@@ -25,7 +25,7 @@ const MAGIC: &[u8; 8] = b"FlState1";
 /// Magic and checksum.
 const HEADER_BYTES: usize = MAGIC.len() + 8;
 
-/// The operations of a batch: what is decoded at the same time.
+/// The number of operations in a batch, which is decoded as a whole.
 const OPERATIONS_PER_BATCH: usize = 256;
 
 impl StoredState {
@@ -48,15 +48,17 @@ impl StoredState {
             kind_versions: *kind_versions,
             is_outdated: *is_outdated,
         };
+
         let mut chunks = Vec::new();
         put(&mut chunks, boot.as_deref().unwrap_or_default().as_bytes());
         put_message(&mut chunks, &EncodedMessage::new(&ServerMessage::Welcome(welcome)));
-        let mut operations = state.snapshot().peekable();
+
+        let mut operations = state.snapshot().map(|operation| EncodedOperation::new(&operation)).peekable();
         while operations.peek().is_some() {
-            let part =
-                operations.by_ref().take(OPERATIONS_PER_BATCH).map(|operation| EncodedOperation::new(&operation));
+            let part = operations.by_ref().take(OPERATIONS_PER_BATCH);
             put_message(&mut chunks, &EncodedMessage::batch(&Batch::default(), part));
         }
+
         let end = ServerMessage::Bookmark(Bookmark::new(*revision, state.digests().total()));
         put_message(&mut chunks, &EncodedMessage::new(&end));
         file(&chunks)
@@ -75,8 +77,10 @@ impl StoredState {
         file.advance(MAGIC.len());
         let checksum = file.get_u64_le();
         ensure!(xxh64(&file, 0) == checksum, "its checksum is wrong");
+
         let boot = String::from_utf8(take(&mut file)?.into()).context("the boot id is invalid")?;
         let ServerMessage::Welcome(welcome) = take_message(&mut file)? else { bail!("there is no Welcome") };
+
         let mut state = NodeState::new(NodeInfo::unknown(node));
         let mut rejected = Vec::new();
         let revision = loop {
@@ -94,6 +98,7 @@ impl StoredState {
             }
         };
         ensure!(file.is_empty(), "there is more after the last message");
+
         let Welcome { epoch, source_version, kind_versions, is_outdated, mode: _ } = welcome;
         let boot = Some(boot.into()).filter(|boot: &Arc<str>| !boot.is_empty());
         Ok(Self { state, epoch, revision, source_version, kind_versions, boot, is_outdated })
@@ -105,6 +110,7 @@ pub(super) fn is_of_another_version(file: &[u8]) -> bool {
     file.starts_with(&MAGIC[..MAGIC.len() - 1]) && !file.starts_with(MAGIC)
 }
 
+/// The content of a file with these chunks.
 pub(crate) fn file(chunks: &[u8]) -> Vec<u8> {
     let mut file = Vec::with_capacity(HEADER_BYTES + chunks.len());
     file.extend_from_slice(MAGIC);
@@ -113,6 +119,7 @@ pub(crate) fn file(chunks: &[u8]) -> Vec<u8> {
     file
 }
 
+/// Appends a chunk.
 pub(crate) fn put(chunks: &mut Vec<u8>, content: &[u8]) {
     // Batches are far below 4 GiB; a wrong length would only invalidate the file.
     chunks.put_u32_le(u32::try_from(content.len()).unwrap_or(u32::MAX));
@@ -123,6 +130,7 @@ fn put_message(chunks: &mut Vec<u8>, message: &EncodedMessage) {
     put(chunks, &message.to_bytes());
 }
 
+/// Takes the first chunk.
 fn take(chunks: &mut Bytes) -> Result<Bytes> {
     let length = chunks.try_get_u32_le().context("a chunk is missing")? as usize;
     ensure!(chunks.len() >= length, "a chunk is truncated");

@@ -14,7 +14,7 @@ use tracing::warn;
 use super::StoredState;
 use crate::disk;
 
-/// How often a write on a disk that hangs is polled.
+/// The time between two checks whether a write on a disk that hangs has ended.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A place for a state file.
@@ -46,26 +46,15 @@ impl Storage for LocalFile {
 
     fn replace(&self, stored: StoredState) -> BoxFuture<'static, io::Result<usize>> {
         let path = self.0.clone();
-        let run = move || {
-            let bytes = stored.encode();
-            let result = disk::replace(&path, &bytes);
-            if result.is_err() {
-                if !stored.is_outdated {
-                    remove(&path);
-                }
-                // What was written of it. Fails if that was nothing.
-                let _ = fs::remove_file(disk::successor(&path));
-            }
-            result.map(|()| bytes.len())
-        };
         async move {
-            let written = disk::in_thread(run)?;
+            let written = disk::in_thread(move || replace(&path, &stored))?;
+
             // Bounded, because the async runtime waits for its blocking tasks when it ends.
-            let first = move || {
+            let first_poll = move || {
                 let result = written.recv_timeout(POLL_INTERVAL);
                 (written, result)
             };
-            let (written, mut result) = spawn_blocking(first).await?;
+            let (written, mut result) = spawn_blocking(first_poll).await?;
             while let Err(RecvTimeoutError::Timeout) = result {
                 sleep(POLL_INTERVAL).await;
                 result = written.recv_timeout(Duration::ZERO);
@@ -74,6 +63,19 @@ impl Storage for LocalFile {
         }
         .boxed()
     }
+}
+
+fn replace(path: &Path, stored: &StoredState) -> io::Result<usize> {
+    let bytes = stored.encode();
+    let result = disk::replace(path, &bytes);
+    if result.is_err() {
+        if !stored.is_outdated {
+            remove(path);
+        }
+        // Fails if nothing was written.
+        let _ = fs::remove_file(disk::successor(path));
+    }
+    result.map(|()| bytes.len())
 }
 
 fn remove(path: &Path) {

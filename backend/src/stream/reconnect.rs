@@ -37,17 +37,17 @@ impl ReconnectTimer {
         Self { delays, failing_since: None, rng: Rng::new() }
     }
 
-    /// The delay after one more failure. `is_rejected`: a frontend ended the session before its first message.
-    /// Otherwise none is reachable, or the last session has broken.
+    /// The delay after one more failure. `is_rejected` says whether a frontend ended the session before its first
+    /// message; otherwise no frontend is reachable, or the last session has broken.
     pub(super) fn next_delay(&mut self, is_rejected: bool) -> Duration {
         let ReconnectDelays { min, max, max_rejected } = self.delays;
         let max = if is_rejected { max_rejected } else { max };
         let failing = self.failing_since.get_or_insert_with(Instant::now).elapsed();
-        let most = failing.max(2 * min).min(max);
-        min + most.saturating_sub(min).mul_f64(self.rng.f64())
+        let longest = failing.max(2 * min).min(max);
+        min + longest.saturating_sub(min).mul_f64(self.rng.f64())
     }
 
-    /// A session has lasted: the next delay is short again.
+    /// Makes the next delay short again, after a session that has lasted.
     pub(super) fn reset(&mut self) {
         self.failing_since = None;
     }

@@ -15,12 +15,15 @@ use tracing::info;
 /// seconds.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a frontend that does not follow the API is followed before another one is tried. It doubles with each try,
-/// up to the longest: perhaps no frontend follows the API.
-const REPLACE_INTERVAL: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(3600));
+/// How long a frontend that does not follow the API is followed before another one is tried.
+const MIN_REPLACE_INTERVAL: Duration = Duration::from_secs(300);
+/// The longest such time. It doubles with each try, because perhaps no frontend follows the API.
+const MAX_REPLACE_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// The shortest delay before a try, in which the bookmark is acknowledged, and the longest one.
-const REPLACE_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(6));
+/// The shortest delay before a try, in which the bookmark is acknowledged.
+const MIN_REPLACE_DELAY: Duration = Duration::from_secs(1);
+/// The longest delay before a try. It is random, so that not all nodes try at once.
+const MAX_REPLACE_DELAY: Duration = Duration::from_secs(6);
 
 /// An established stream, seen from the node. It ends with its messages.
 #[derive(Debug)]
@@ -51,21 +54,22 @@ pub trait Connect: Send + 'static {
 
 pub(super) struct OpenSession {
     session: Session,
-    /// Not sent yet: at most one message of each kind.
+    /// The replies that are not sent yet: at most one message of each kind.
     replies: VecDeque<ClientMessage>,
     pub(super) opened: Instant,
     /// Whether the frontend has sent anything.
     pub(super) is_accepted: bool,
     /// The last message in either direction.
     last_message: Instant,
-    /// When to leave, if the frontend drains.
+    /// When the session ends, if the frontend drains.
     pub(super) drain_deadline: Option<Instant>,
-    /// Its first message, if that was received before the session was open.
+    /// The first message, if it was received before the session was open.
     first: Option<ServerMessage>,
-    /// From when on another frontend may be tried if this one does not follow the API, and until the next try.
-    replaceable: Instant,
+    /// The earliest time at which another frontend may be tried if this one does not follow the API.
+    replaceable_from: Instant,
+    /// The time between the last try and the next one.
     replace_interval: Duration,
-    /// When another one is tried.
+    /// When another frontend is tried.
     replace_at: Option<Instant>,
 }
 
@@ -90,8 +94,8 @@ impl OpenSession {
             last_message: now,
             drain_deadline: None,
             first: None,
-            replaceable: now + REPLACE_INTERVAL.0,
-            replace_interval: REPLACE_INTERVAL.0,
+            replaceable_from: now + MIN_REPLACE_INTERVAL,
+            replace_interval: MIN_REPLACE_INTERVAL,
             replace_at: None,
         }
     }
@@ -108,8 +112,9 @@ impl OpenSession {
 
     /// No other frontend is better.
     pub(super) fn stay(&mut self) {
-        self.replace_interval = (2 * self.replace_interval).min(REPLACE_INTERVAL.1);
-        (self.replaceable, self.replace_at) = (Instant::now() + self.replace_interval, None);
+        self.replace_interval = (2 * self.replace_interval).min(MAX_REPLACE_INTERVAL);
+        self.replaceable_from = Instant::now() + self.replace_interval;
+        self.replace_at = None;
     }
 
     /// Records whether the frontend says that it does not follow the API.
@@ -117,14 +122,14 @@ impl OpenSession {
         let now = Instant::now();
         if !is_outdated {
             self.replace_at = None;
-        } else if now >= self.replaceable {
-            let (least, most) = REPLACE_DELAY;
-            self.replace_at.get_or_insert_with(|| now + least + (most - least).mul_f64(fastrand::f64()));
+        } else if now >= self.replaceable_from && self.replace_at.is_none() {
+            let spread = MAX_REPLACE_DELAY - MIN_REPLACE_DELAY;
+            self.replace_at = Some(now + MIN_REPLACE_DELAY + spread.mul_f64(fastrand::f64()));
         }
     }
 
-    /// Queues a message. It replaces the one of its kind that the frontend has not read yet, because each says what is
-    /// now: a frontend that does not read must not make the queue grow.
+    /// Queues a message. It replaces the message of its kind that is not sent yet, because each describes the present:
+    /// a frontend that does not read must not make the queue grow.
     pub(super) fn reply(&mut self, message: ClientMessage) {
         let kind = mem::discriminant(&message);
         self.replies.retain(|reply| mem::discriminant(reply) != kind);
@@ -139,16 +144,19 @@ impl OpenSession {
             *is_accepted = true;
             return Ok(Some(first));
         }
-        let idle = *last_message + IDLE_TIMEOUT;
+
+        let idle_at = *last_message + IDLE_TIMEOUT;
         tokio::select! {
             // Messages that were sent before the session ended still count.
             biased;
             permit = session.replies.reserve(), if !replies.is_empty() => {
                 match permit {
-                    Ok(permit) => if let Some(reply) = replies.pop_front() {
-                        permit.send(reply);
-                        *last_message = Instant::now();
-                    },
+                    Ok(permit) => {
+                        if let Some(reply) = replies.pop_front() {
+                            permit.send(reply);
+                            *last_message = Instant::now();
+                        }
+                    }
                     // The frontend no longer reads, but messages that it sent may still arrive.
                     Err(_) => replies.clear(),
                 }
@@ -164,7 +172,7 @@ impl OpenSession {
             },
             () = runtime::sleep_until(*drain_deadline) => Err("the frontend drains"),
             () = runtime::sleep_until(*replace_at), if !may_be_idle && replies.is_empty() => Ok(None),
-            () = sleep_until(idle), if !may_be_idle => Err("no message within the idle timeout"),
+            () = sleep_until(idle_at), if !may_be_idle => Err("no message within the idle timeout"),
         }
     }
 
