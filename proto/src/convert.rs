@@ -68,7 +68,7 @@ pub fn unix_micros(time: SystemTime) -> u64 {
 
 /// The time of Unix microseconds; `None` for 0, which means unknown.
 fn from_unix_micros(micros: u64) -> Option<SystemTime> {
-    (micros != 0).then(|| UNIX_EPOCH.checked_add(Duration::from_micros(micros))).flatten()
+    if micros == 0 { None } else { UNIX_EPOCH.checked_add(Duration::from_micros(micros)) }
 }
 
 #[cfg(test)]

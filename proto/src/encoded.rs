@@ -118,6 +118,7 @@ impl EncodedMessage {
         buffer.put_u8(0);
         // A message is at most `MAX_MESSAGE_BYTES` long, which fits.
         buffer.put_u32(size as u32);
+
         let mut frame = Vec::with_capacity(1);
         for chunk in self.0 {
             if chunk.len() <= COPY_LIMIT_BYTES {

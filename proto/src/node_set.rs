@@ -1,5 +1,5 @@
-//! Sets of nodes as count and sum of hashes, so that several frontends can add up theirs: the sum is the set of all
-//! nodes if each node is in exactly one of them.
+//! Sets of nodes as count and sum of hashes, so that the sets of several frontends can be added: the sum is the set of
+//! all nodes if each node is in exactly one of these sets.
 
 use crate::digest::Digest;
 pub use crate::v1::NodeSet;

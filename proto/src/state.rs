@@ -1,5 +1,5 @@
-//! The state of a node as a value: what it is to program. A commit makes a new one that shares what is equal, and what
-//! changed is the difference of two.
+//! The state that a node is to program, as a value. A commit makes a new state that shares the equal parts of the last
+//! one, and the difference of two states is the change.
 //!
 //! ```text
 //!   NodeState ──apply(operations)──▶ NodeState'        cost: what the operations touch
@@ -12,13 +12,12 @@ mod service_ports;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    iter,
     sync::Arc,
 };
 
 use crate::{
     digest::{Digest, DigestVector, INFO_ENTRY, KeyHash},
-    model::{ClusterInfo, Endpoint, NodeInfo, Operation, PoolId, ServicePortKey},
+    model::{ClusterInfo, Endpoint, NodeInfo, Operation, ServicePortKey},
 };
 
 pub use apply::RejectedOperation;
@@ -37,8 +36,8 @@ pub struct NodeState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Facts {
     node: NodeInfo,
-    /// What is used in place of `node`. While there is no Node object, its last facts: it may have been deleted by
-    /// mistake, and the node is still there. While the object has no addresses, its other facts with its last ones.
+    /// The facts that are used in place of `node`. While there is no Node object, its last facts, because it may have
+    /// been deleted by mistake. While the object has no addresses, its other facts with its last addresses.
     retained_node: Option<NodeInfo>,
     cluster: ClusterInfo,
 }
@@ -84,9 +83,8 @@ impl NodeState {
     /// A node without service ports.
     #[must_use]
     pub fn new(node: NodeInfo) -> Self {
-        let facts = Facts { node, retained_node: None, cluster: ClusterInfo::default() };
-        let mut state =
-            Self { facts: Arc::new(facts), service_ports: ServicePorts::default(), digests: Arc::default() };
+        let facts = Arc::new(Facts { node, retained_node: None, cluster: ClusterInfo::default() });
+        let mut state = Self { facts, service_ports: ServicePorts::default(), digests: Arc::default() };
         state.digest_facts();
         state
     }
@@ -145,14 +143,7 @@ impl NodeState {
     pub fn snapshot(&self) -> impl Iterator<Item = Operation> {
         let Facts { node, retained_node, cluster } = &*self.facts;
         let nodes = retained_node.iter().chain([node]).cloned().map(Operation::PutNode);
-        let service_ports = self.service_ports.iter().flat_map(|(key, service_port)| {
-            let pools = service_port.pools().filter(|(.., endpoints)| !endpoints.is_empty());
-            let pools = pools.map(|(class, family, endpoints)| {
-                let pool = PoolId { key: key.clone(), class, family };
-                Operation::ReplacePool { pool, endpoints: endpoints.clone() }
-            });
-            iter::once(Operation::PutServicePort(service_port.port.clone())).chain(pools)
-        });
+        let service_ports = self.service_ports.values().flat_map(ServicePortState::snapshot);
         nodes.chain([Operation::PutCluster(cluster.clone())]).chain(service_ports)
     }
 
@@ -162,12 +153,12 @@ impl NodeState {
         &self.digests
     }
 
-    /// Replaces the node's facts. Those of a Node object that is gone are retained, and the addresses of one that has
-    /// none any more.
+    /// Replaces the node's facts. The facts of a Node object that is gone are retained, and the addresses of a Node
+    /// that has no addresses any more.
     pub fn put_node(&mut self, node: NodeInfo) {
         let before = self.node().clone();
         let retained_node = if node.is_unknown() {
-            (!before.is_unknown()).then_some(before)
+            Some(before).filter(|before| !before.is_unknown())
         } else if node.addresses.is_empty() && !before.addresses.is_empty() {
             Some(NodeInfo { addresses: before.addresses, ..node.clone() })
         } else {
@@ -189,14 +180,19 @@ impl NodeState {
         if self.service_port(key) == service_port.as_ref() {
             return;
         }
+
         let hash = KeyHash::of(key);
         let mut change = Digest::default();
-        service_port.iter().for_each(|service_port| change.add(service_port.digest(hash)));
         let before = match service_port {
-            Some(service_port) => self.service_ports.insert_hashed(hash, service_port),
+            Some(service_port) => {
+                change.add(service_port.digest(hash));
+                self.service_ports.insert_hashed(hash, service_port)
+            }
             None => self.service_ports.remove(key),
         };
-        before.iter().for_each(|before| change.remove(before.digest(hash)));
+        if let Some(before) = before {
+            change.remove(before.digest(hash));
+        }
         self.digest_mut(hash).add(change);
     }
 

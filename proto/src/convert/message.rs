@@ -16,6 +16,9 @@ use crate::{
     v1,
 };
 
+/// The most bytes of the name of a namespace: a label of DNS.
+const MAX_NAMESPACE_BYTES: usize = 63;
+
 fn digests(entries: &[u64], field: &str) -> Result<Box<DigestVector>, InvalidMessage> {
     let digests = DigestVector::from_slice(entries).map(Box::new);
     digests.ok_or_else(|| InvalidMessage::new(field, format!("{} entries, expected {}", entries.len(), BUCKETS + 1)))
@@ -49,8 +52,7 @@ impl TryFrom<v1::ServerMessage> for ServerMessage {
             Message::Welcome(welcome) => Self::Welcome(welcome.try_into().map_err(within("welcome"))?),
             Message::Batch(batch) => Self::Batch(batch.try_into().map_err(within("batch"))?),
             Message::Bookmark(v1::Bookmark { revision, digest, outdated }) => {
-                let (revision, digest) = (Revision(revision), Digest(digest));
-                Self::Bookmark(Bookmark { revision, digest, is_outdated: outdated })
+                Self::Bookmark(Bookmark { revision: Revision(revision), digest: Digest(digest), is_outdated: outdated })
             }
             Message::Drain(drain) => Self::Drain(Duration::from_millis(drain.max_delay_millis.into())),
             Message::DigestRequest(v1::DigestRequest {}) => Self::DigestRequest,
@@ -83,10 +85,12 @@ impl TryFrom<v1::Welcome> for Welcome {
             );
             return Err(InvalidMessage::new("protocol_version", reason));
         }
+
         let mode = SyncMode::from_wire(wire.mode, "mode")?;
         if wire.epoch == 0 {
             return Err(InvalidMessage::new("epoch", "is 0"));
         }
+
         Ok(Self {
             epoch: Epoch(wire.epoch),
             mode,
@@ -102,32 +106,13 @@ impl From<&ClientMessage> for v1::ClientMessage {
         use v1::client_message::Message;
         let message = match message {
             ClientMessage::Hello(hello) => Message::Hello(hello.into()),
-            ClientMessage::Ack(ack) => {
-                let namespaces = &ack.unfinished_namespaces;
-                Message::Ack(v1::Ack {
-                    digest: ack.digest.map_or(0, |digest| digest.0),
-                    apply_micros: micros(ack.apply_time),
-                    failures: ack.failures.iter().map(Into::into).collect(),
-                    degraded: ack.degraded.clone(),
-                    unfinished_namespaces: namespaces.iter().map(ToString::to_string).collect(),
-                    received_number: ack.received_number,
-                    programmed_number: ack.programmed_number,
-                })
-            }
+            ClientMessage::Ack(ack) => Message::Ack(ack.into()),
             ClientMessage::DigestResponse(revision, digests) => {
                 Message::DigestResponse(v1::DigestResponse { revision: revision.0, digests: digests.to_vec() })
             }
         };
         Self { message: Some(message) }
     }
-}
-
-/// The most bytes of the name of a namespace: a label of DNS.
-const MAX_NAMESPACE_BYTES: usize = 63;
-
-/// Whether an Ack names more namespaces than it may, or other things.
-fn has_too_many(namespaces: &[String]) -> bool {
-    namespaces.len() > Ack::MAX_UNFINISHED_NAMESPACES || namespaces.iter().any(|name| name.len() > MAX_NAMESPACE_BYTES)
 }
 
 impl TryFrom<v1::ClientMessage> for ClientMessage {
@@ -137,31 +122,58 @@ impl TryFrom<v1::ClientMessage> for ClientMessage {
         use v1::client_message::Message;
         Ok(match required(wire.message, "message")? {
             Message::Hello(hello) => Self::Hello(hello.try_into().map_err(within("hello"))?),
-            Message::Ack(ack) if ack.received_number == 0 => {
-                let reason = "is 0: count the commits and bookmarks of the stream, from 1";
-                return Err(InvalidMessage::new("ack.received_number", reason));
-            }
-            Message::Ack(ack) if ack.programmed_number > ack.received_number => {
-                let reason = format!("is {}, but only {} is received", ack.programmed_number, ack.received_number);
-                return Err(InvalidMessage::new("ack.programmed_number", reason));
-            }
-            Message::Ack(ack) if has_too_many(&ack.unfinished_namespaces) => {
-                let reason = format!("has more than {} names of namespaces", Ack::MAX_UNFINISHED_NAMESPACES);
-                return Err(InvalidMessage::new("ack.unfinished_namespaces", reason));
-            }
-            Message::Ack(ack) => Self::Ack(Ack {
-                received_number: ack.received_number,
-                programmed_number: ack.programmed_number,
-                digest: (ack.digest != 0).then_some(Digest(ack.digest)),
-                apply_time: Duration::from_micros(ack.apply_micros),
-                failures: each(ack.failures, "ack.failures")?,
-                degraded: ack.degraded,
-                unfinished_namespaces: ack.unfinished_namespaces.into_iter().map(Into::into).collect(),
-            }),
+            Message::Ack(ack) => Self::Ack(ack.try_into().map_err(within("ack"))?),
             Message::DigestResponse(response) => Self::DigestResponse(
                 Revision(response.revision),
                 digests(&response.digests, "digest_response.digests")?,
             ),
+        })
+    }
+}
+
+impl From<&Ack> for v1::Ack {
+    fn from(ack: &Ack) -> Self {
+        Self {
+            digest: ack.digest.map_or(0, |digest| digest.0),
+            apply_micros: micros(ack.apply_time),
+            failures: ack.failures.iter().map(Into::into).collect(),
+            degraded: ack.degraded.clone(),
+            unfinished_namespaces: ack.unfinished_namespaces.iter().map(ToString::to_string).collect(),
+            received_number: ack.received_number,
+            programmed_number: ack.programmed_number,
+        }
+    }
+}
+
+impl TryFrom<v1::Ack> for Ack {
+    type Error = InvalidMessage;
+
+    fn try_from(wire: v1::Ack) -> Result<Self, InvalidMessage> {
+        let v1::Ack { received_number, programmed_number, unfinished_namespaces, .. } = wire;
+        if received_number == 0 {
+            let reason = "is 0: count the commits and bookmarks of the stream, from 1";
+            return Err(InvalidMessage::new("received_number", reason));
+        }
+        if programmed_number > received_number {
+            let reason = format!("is {programmed_number}, but only {received_number} is received");
+            return Err(InvalidMessage::new("programmed_number", reason));
+        }
+        let is_too_long = |name: &String| name.len() > MAX_NAMESPACE_BYTES;
+        if unfinished_namespaces.len() > Self::MAX_UNFINISHED_NAMESPACES
+            || unfinished_namespaces.iter().any(is_too_long)
+        {
+            let reason = format!("has more than {} names of namespaces", Self::MAX_UNFINISHED_NAMESPACES);
+            return Err(InvalidMessage::new("unfinished_namespaces", reason));
+        }
+
+        Ok(Self {
+            received_number,
+            programmed_number,
+            digest: if wire.digest == 0 { None } else { Some(Digest(wire.digest)) },
+            apply_time: Duration::from_micros(wire.apply_micros),
+            failures: each(wire.failures, "failures")?,
+            degraded: wire.degraded,
+            unfinished_namespaces: unfinished_namespaces.into_iter().map(Into::into).collect(),
         })
     }
 }
@@ -197,6 +209,7 @@ impl TryFrom<v1::Hello> for Hello {
         if wire.node.is_empty() {
             return Err(InvalidMessage::new("node", "is empty: set the name of the node"));
         }
+
         Ok(Self {
             version: wire.protocol_version,
             node: wire.node.into(),

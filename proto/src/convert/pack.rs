@@ -34,18 +34,18 @@ pub(super) fn unpack_endpoints(
         let reason = format!("{} bytes are not a multiple of {entry_len}", bytes.len());
         return Err(InvalidMessage::new(field, reason));
     }
-    let entries = bytes.chunks_exact(entry_len).enumerate();
-    entries
-        .map(|(at, entry)| {
-            let (address, rest) = entry.split_at(address_len);
-            let address = unpack_address(address, &format!("{field}[{at}]"))?;
-            let port = u16::from_be_bytes([rest[0], rest[1]]);
-            let port =
-                NonZeroU16::new(port).ok_or_else(|| InvalidMessage::new(format!("{field}[{at}]"), "port is 0"))?;
-            let terminating = rest.get(2).is_some_and(|flags| flags & FLAG_TERMINATING != 0);
-            Ok(Endpoint { address, port, terminating })
-        })
-        .collect()
+
+    let mut endpoints = Vec::with_capacity(bytes.len() / entry_len);
+    for (at, entry) in bytes.chunks_exact(entry_len).enumerate() {
+        let (address, rest) = entry.split_at(address_len);
+        let address = unpack_address(address, &format!("{field}[{at}]"))?;
+        let Some(port) = NonZeroU16::new(u16::from_be_bytes([rest[0], rest[1]])) else {
+            return Err(InvalidMessage::new(format!("{field}[{at}]"), "port is 0"));
+        };
+        let terminating = rest.get(2).is_some_and(|flags| flags & FLAG_TERMINATING != 0);
+        endpoints.push(Endpoint { address, port, terminating });
+    }
+    Ok(endpoints)
 }
 
 /// The wire form of an address.
@@ -89,9 +89,10 @@ impl TryFrom<&v1::Cidr> for IpNet {
     fn try_from(wire: &v1::Cidr) -> Result<Self, InvalidMessage> {
         let address = unpack_address(&wire.address, "address")?;
         let length = u8::try_from(wire.prefix_length).ok();
-        let range = length.and_then(|length| Self::new(address, length).ok()).ok_or_else(|| {
-            InvalidMessage::new("prefix_length", format!("/{} is too long for {address}", wire.prefix_length))
-        })?;
+        let Some(range) = length.and_then(|length| Self::new(address, length).ok()) else {
+            let reason = format!("/{} is too long for {address}", wire.prefix_length);
+            return Err(InvalidMessage::new("prefix_length", reason));
+        };
         Ok(range.trunc())
     }
 }

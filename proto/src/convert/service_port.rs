@@ -29,7 +29,7 @@ fn port(value: u32, field: &str) -> Result<NonZeroU16, InvalidMessage> {
 }
 
 fn optional_port(value: u32, field: &str) -> Result<Option<NonZeroU16>, InvalidMessage> {
-    (value != 0).then(|| port(value, field)).transpose()
+    if value == 0 { Ok(None) } else { port(value, field).map(Some) }
 }
 
 fn cluster_ips(wire: &[Bytes]) -> Result<PerFamily<Option<IpAddr>>, InvalidMessage> {

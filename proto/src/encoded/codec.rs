@@ -33,7 +33,7 @@ pub struct ServerCodec;
 struct ClientCodec;
 
 /// Opens the stream `Watch`, whose messages are decoded by their reader. With `compression` the server may compress
-/// them, of which `max_message_bytes` is the limit before and after.
+/// them; `max_message_bytes` limits their size before and after.
 ///
 /// # Errors
 /// If the server cannot be reached, or rejects the call.

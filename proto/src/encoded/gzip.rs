@@ -4,8 +4,8 @@
 //!   head │ stored block: fields of the batch │ blocks of operations │ blocks of others │ last block │ CRC-32, size
 //! ```
 //!
-//! The blocks of some operations refer to nothing before them and end at a byte, and the CRC-32 of all follows from
-//! those of the parts (RFC 1951, RFC 1952).
+//! The blocks of some operations refer to nothing before them and end at a byte, and the CRC-32 of the whole follows
+//! from the CRC-32 of each part (RFC 1951, RFC 1952).
 
 use std::io::Write as _;
 
@@ -18,8 +18,9 @@ use crate::model;
 
 /// Deflate, no flags, no time, unknown system.
 const HEAD: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
-/// The start of a stored block, and the size of its head: that and twice its length.
+/// The start of a stored block.
 const STORED: u8 = 0;
+/// The size of the head of a stored block: its start, its length and the complement of the length.
 const STORED_HEAD_BYTES: usize = 5;
 /// An empty block, the last one.
 const LAST: [u8; 2] = [3, 0];
@@ -45,6 +46,7 @@ impl DeflatedOperations {
         let written = encoder.write_all(bytes).and_then(|()| encoder.flush());
         debug_assert!(written.is_ok(), "{written:?}");
         let blocks = std::mem::take(encoder.get_mut());
+
         let mut crc = Hasher::new();
         crc.update(bytes);
         Self { blocks: Bytes::from(blocks.into_boxed_slice()), size: bytes.len(), crc }
@@ -57,15 +59,17 @@ impl DeflatedOperations {
 pub fn gzip_batch(batch: &model::Batch, operations: &[DeflatedOperations]) -> Bytes {
     let size = |size: fn(&DeflatedOperations) -> usize| operations.iter().map(size).sum::<usize>();
     let head = batch_head(batch, size(|part| part.size));
+    let compressed = HEAD.len() + STORED_HEAD_BYTES + head.len() + size(|part| part.blocks.len()) + END_BYTES;
     let mut crc = Hasher::new();
     crc.update(&head);
-    let compressed = HEAD.len() + STORED_HEAD_BYTES + head.len() + size(|part| part.blocks.len()) + END_BYTES;
+
     let mut frame = BytesMut::with_capacity(GRPC_HEADER_BYTES + compressed);
     frame.put_u8(1);
     frame.put_u32(compressed as u32);
+
     frame.put_slice(&HEAD);
     frame.put_u8(STORED);
-    // A few dozen bytes, and the complement of their number.
+    // The head has a few dozen bytes.
     frame.put_u16_le(head.len() as u16);
     frame.put_u16_le(!(head.len() as u16));
     frame.put_slice(&head);
@@ -73,6 +77,7 @@ pub fn gzip_batch(batch: &model::Batch, operations: &[DeflatedOperations]) -> By
         crc.combine(&part.crc);
         frame.put_slice(&part.blocks);
     }
+
     frame.put_slice(&LAST);
     frame.put_u32_le(crc.finalize());
     frame.put_u32_le((head.len() + size(|part| part.size)) as u32);

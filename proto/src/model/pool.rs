@@ -251,22 +251,25 @@ impl Pool {
     /// The difference from `self` to `target`: endpoints to add (or whose flags change), and endpoints to remove.
     #[must_use]
     pub fn diff(&self, target: &Self) -> (Vec<Endpoint>, Vec<Endpoint>) {
-        // Most differences are small, and pools may be large.
-        let same_ends = |one: &[Endpoint], other: &[Endpoint]| {
-            let first = iter::zip(one, other).take_while(|(one, other)| one == other).count();
-            let ends = iter::zip(one[first..].iter().rev(), other[first..].iter().rev());
-            (first, ends.take_while(|(one, other)| one == other).count())
-        };
-        let (first, last) = same_ends(&self.0, &target.0);
-        let differing = |pool: &[Endpoint]| first..pool.len() - last;
-        let add = target.0[differing(&target.0)].iter().filter(|endpoint| self.get(endpoint) != Some(endpoint));
-        let remove = self.0[differing(&self.0)].iter().filter(|endpoint| !target.contains(endpoint));
+        // Equal ends are skipped, because most differences are small, and pools may be large.
+        let first = equal_count(self.0.iter(), target.0.iter());
+        let last = equal_count(self.0[first..].iter().rev(), target.0[first..].iter().rev());
+        let before = &self.0[first..self.0.len() - last];
+        let after = &target.0[first..target.0.len() - last];
+
+        let add = after.iter().filter(|endpoint| self.get(endpoint) != Some(endpoint));
+        let remove = before.iter().filter(|endpoint| !target.contains(endpoint));
         (add.copied().collect(), remove.copied().collect())
     }
 
     fn position(&self, endpoint: &Endpoint) -> Result<usize, usize> {
         self.0.binary_search_by_key(&endpoint.identity(), Endpoint::identity)
     }
+}
+
+/// How many endpoints are equal at the start of two sequences.
+fn equal_count<'a>(one: impl Iterator<Item = &'a Endpoint>, other: impl Iterator<Item = &'a Endpoint>) -> usize {
+    iter::zip(one, other).take_while(|(one, other)| one == other).count()
 }
 
 impl ops::Deref for Pool {

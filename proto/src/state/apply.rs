@@ -36,13 +36,13 @@ pub enum RejectedOperation {
     /// The facts of another node.
     #[error("facts of another node: {0}")]
     OtherNode(String),
-    /// A number that is no digest bucket's.
+    /// A number without a digest bucket.
     #[error("digest bucket {0} does not exist")]
     UnknownBucket(u8),
 }
 
 impl NodeState {
-    /// Applies operations, in order. Returns those that cannot be applied; the digests then differ from the frontend's.
+    /// Applies operations, in order. Returns why some cannot be applied; the digests then differ from the frontend's.
     pub fn apply(&mut self, operations: impl IntoIterator<Item = Operation>) -> Vec<RejectedOperation> {
         let mut rejected = Vec::new();
         // Buckets are reset together: each reset inspects all service ports.
@@ -105,13 +105,18 @@ impl NodeState {
         if has_all && !remove.iter().any(|endpoint| pool.contains(endpoint)) {
             return Ok(());
         }
+
         self.change(id, |hash, pool| {
             let mut change = Digest::default();
             for endpoint in remove {
-                pool.remove(endpoint).inspect(|before| change.remove(hash.endpoint(id.class, before)));
+                if let Some(before) = pool.remove(endpoint) {
+                    change.remove(hash.endpoint(id.class, &before));
+                }
             }
             for endpoint in add {
-                pool.get(&endpoint).inspect(|before| change.remove(hash.endpoint(id.class, before)));
+                if let Some(before) = pool.get(&endpoint) {
+                    change.remove(hash.endpoint(id.class, before));
+                }
                 change.add(hash.endpoint(id.class, &endpoint));
                 pool.insert(endpoint);
             }
@@ -133,9 +138,10 @@ impl NodeState {
     }
 
     fn pool(&self, id: &PoolId) -> Result<&Pool, RejectedOperation> {
-        let service_port = self.service_port(&id.key);
-        let service_port = service_port.ok_or_else(|| RejectedOperation::UnknownServicePort(id.key.clone()))?;
-        Ok(service_port.pool(id.class, id.family))
+        match self.service_port(&id.key) {
+            Some(service_port) => Ok(service_port.pool(id.class, id.family)),
+            None => Err(RejectedOperation::UnknownServicePort(id.key.clone())),
+        }
     }
 
     /// Changes a pool of an existing service port. `change` returns how much the digest grows.
@@ -144,8 +150,9 @@ impl NodeState {
         id: &PoolId,
         change: impl FnOnce(KeyHash, &mut Pool) -> Digest,
     ) -> Result<(), RejectedOperation> {
-        let service_port = self.service_ports.get_mut(&id.key);
-        let (hash, service_port) = service_port.ok_or_else(|| RejectedOperation::UnknownServicePort(id.key.clone()))?;
+        let Some((hash, service_port)) = self.service_ports.get_mut(&id.key) else {
+            return Err(RejectedOperation::UnknownServicePort(id.key.clone()));
+        };
         let change = change(hash, service_port.pool_mut(id.class, id.family));
         self.digest_mut(hash).add(change);
         Ok(())
@@ -158,10 +165,11 @@ impl NodeState {
         }
         self.service_ports.remove_buckets(&buckets);
         let digests = Arc::make_mut(&mut self.digests);
-        (0..=u8::MAX)
-            .zip(buckets)
-            .filter(|(_, reset)| *reset)
-            .for_each(|(number, _)| digests[number] = Digest::default());
+        for (number, is_reset) in (0..=u8::MAX).zip(buckets) {
+            if is_reset {
+                digests[number] = Digest::default();
+            }
+        }
     }
 }
 
@@ -185,11 +193,14 @@ fn remove_unusable(operation: &mut Operation) -> Option<RejectedOperation> {
         }
         _ => return None,
     };
-    let endpoint = removed.first()?;
-    let key = pool.key.clone();
-    let address = endpoint.address;
-    let reason = unusable(address)?;
-    Some(RejectedOperation::UnusableEndpoint { key, address, reason, count: removed.len() })
+
+    let address = removed.first()?.address;
+    Some(RejectedOperation::UnusableEndpoint {
+        key: pool.key.clone(),
+        address,
+        reason: unusable(address)?,
+        count: removed.len(),
+    })
 }
 
 /// Why no traffic may be sent to an address: it would reach the node itself, its link, or several hosts.
@@ -211,6 +222,8 @@ fn unusable(address: IpAddr) -> Option<&'static str> {
 
 /// Checks that all endpoints of a pool operation have the family of the pool.
 fn check_family<'a>(pool: &PoolId, mut endpoints: impl Iterator<Item = &'a Endpoint>) -> Result<(), RejectedOperation> {
-    let is_of_family = endpoints.all(|endpoint| IpFamily::of(&endpoint.address) == pool.family);
-    is_of_family.then_some(()).ok_or_else(|| RejectedOperation::OtherFamily(pool.clone()))
+    if endpoints.all(|endpoint| IpFamily::of(&endpoint.address) == pool.family) {
+        return Ok(());
+    }
+    Err(RejectedOperation::OtherFamily(pool.clone()))
 }

@@ -1,12 +1,12 @@
 //! A service port with its pools.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, iter, sync::Arc};
 
 use serde::Serialize;
 
 use crate::{
     digest::{Digest, KeyHash},
-    model::{Endpoint, IpFamily, PerFamily, Pool, PoolClass, Protocol, ServicePort, ServicePortKey},
+    model::{Endpoint, IpFamily, Operation, PerFamily, Pool, PoolClass, PoolId, Protocol, ServicePort, ServicePortKey},
 };
 
 /// A service port with its pools.
@@ -122,6 +122,16 @@ impl ServicePortState {
         departed
     }
 
+    /// The operations that create this service port with its pools.
+    pub(super) fn snapshot(&self) -> impl Iterator<Item = Operation> {
+        let pools = self.pools().filter(|(.., endpoints)| !endpoints.is_empty());
+        let replacements = pools.map(|(class, family, endpoints)| {
+            let pool = PoolId { key: self.port.key.clone(), class, family };
+            Operation::ReplacePool { pool, endpoints: endpoints.clone() }
+        });
+        iter::once(Operation::PutServicePort(self.port.clone())).chain(replacements)
+    }
+
     /// Whether a new connection has an endpoint.
     #[must_use]
     pub fn has_endpoints(&self) -> bool {
@@ -129,7 +139,7 @@ impl ServicePortState {
     }
 
     /// The service port without the endpoints of the local pools that are not `kept`, in any pool; `None` if it has no
-    /// such endpoints. One that has no other endpoints is as one without endpoints in the cluster: it is rejected.
+    /// such endpoints. Without any other endpoints, its traffic is rejected, as if the cluster had no endpoint.
     pub fn without_local(&self, kept: impl Fn(&Endpoint) -> bool) -> Option<Self> {
         let mut without = self.clone();
         for family in IpFamily::ALL {
@@ -140,13 +150,15 @@ impl ServicePortState {
             without.port.any_endpoints[family] &=
                 !(without.local[family].is_empty() && without.cluster[family].is_empty());
         }
-        (without != *self).then_some(without)
+        if without == *self { None } else { Some(without) }
     }
 
     /// The sum of the content hashes of the service port, whose key has this hash, and of all its endpoints.
     pub(super) fn digest(&self, hash: KeyHash) -> Digest {
         let mut sum = Digest::of_service_port(&self.port);
-        self.pools().for_each(|(class, _, pool)| sum.add(hash.pool(class, pool)));
+        for (class, _, pool) in self.pools() {
+            sum.add(hash.pool(class, pool));
+        }
         sum
     }
 }

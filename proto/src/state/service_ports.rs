@@ -125,8 +125,12 @@ impl ServicePorts {
             loop {
                 before.skip_shared(&mut after);
                 let change = ServicePortChange::of_heads(before.entry(), after.entry())?;
-                change.before.inspect(|_| before.advance());
-                change.after.inspect(|_| after.advance());
+                if change.before.is_some() {
+                    before.advance();
+                }
+                if change.after.is_some() {
+                    after.advance();
+                }
                 if !change.is_none() {
                     return Some(change);
                 }
@@ -185,8 +189,9 @@ impl ServicePorts {
         if !self.chunks.iter().flat_map(|chunk| chunk.iter()).any(is_removed) {
             return;
         }
-        let kept = self.chunks.iter().flat_map(|chunk| chunk.iter()).filter(|entry| !is_removed(entry));
-        let kept: Vec<Entry> = kept.cloned().collect();
+
+        let entries = self.chunks.iter().flat_map(|chunk| chunk.iter());
+        let kept: Vec<Entry> = entries.filter(|entry| !is_removed(entry)).cloned().collect();
         self.len = kept.len();
         self.chunks = Arc::new(kept.chunks(MAX_CHUNK).map(|chunk| Arc::new(chunk.to_vec())).collect());
     }
@@ -220,6 +225,7 @@ impl ServicePorts {
             chunks.remove(chunk);
             return;
         }
+
         let pairs = [chunk.checked_sub(1), Some(chunk)].into_iter().flatten();
         let fits =
             |first: &usize| chunks.get(first + 1).is_some_and(|next| chunks[*first].len() + next.len() < MIN_PAIR);
@@ -281,13 +287,15 @@ impl Entry {
 // === impl ServicePortChange ===
 
 impl<'a> ServicePortChange<'a> {
-    /// The endpoints that departed, if it is a TCP service port that existed and exists: those that left all its pools,
-    /// except for those of endpoints that are gone.
+    /// The endpoints that left all pools, except for the pools of gone endpoints, of a TCP service port that existed
+    /// and exists. `None` if there are no such endpoints.
     #[must_use]
     pub fn departed(&self) -> Option<(ServicePortKey, Vec<Endpoint>)> {
-        let before = self.before.filter(|_| self.key.protocol == Protocol::Tcp)?;
-        let endpoints = before.departed(self.after?);
-        (!endpoints.is_empty()).then(|| (self.key.clone(), endpoints))
+        if self.key.protocol != Protocol::Tcp {
+            return None;
+        }
+        let endpoints = self.before?.departed(self.after?);
+        if endpoints.is_empty() { None } else { Some((self.key.clone(), endpoints)) }
     }
 
     /// The change of the lower one of the next keys.
