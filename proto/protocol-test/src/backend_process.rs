@@ -79,7 +79,7 @@ impl BackendProcess {
         !self.command.is_empty()
     }
 
-    /// Whether what it has programmed can be read.
+    /// Whether its programmed state can be read.
     pub(crate) fn has_state_command(&self) -> bool {
         self.state_command.is_some()
     }
@@ -94,6 +94,7 @@ impl BackendProcess {
             }
             None => tempfile::tempfile().context("create a temporary file for the output of the backend")?,
         };
+
         let copy = || output.try_clone().context("copy the file descriptor of the output");
         let leader = Command::new(program)
             .args(arguments)
@@ -115,6 +116,7 @@ impl BackendProcess {
         let Some(ProcessGroup { mut leader, id, .. }) = self.running.take() else { return };
         // The kernel does not reuse the id of a process group while the group has processes.
         let signal = |signal| id.map(|id| killpg(id, signal));
+
         signal(Signal::SIGTERM);
         if timeout(TERMINATION_GRACE, leader.wait()).await.is_err() {
             signal(Signal::SIGKILL);
@@ -122,7 +124,7 @@ impl BackendProcess {
         }
     }
 
-    /// Returns when the command has failed. One that exits with 0 may have started the backend in the background.
+    /// Returns when the command has failed. A command that exits with 0 may have started the backend in the background.
     /// Cancel safe.
     pub(crate) async fn failed(&mut self) {
         if let Some(ProcessGroup { leader, .. }) = &mut self.running
@@ -156,13 +158,19 @@ impl BackendProcess {
             .output();
         let output = shell.await.context("run the state command")?;
         ensure!(output.status.success(), "the state command failed: {}", output.status);
-        let programmed: Vec<ProgrammedServicePort> = serde_json::from_slice(&output.stdout)
+
+        let service_ports: Vec<ProgrammedServicePort> = serde_json::from_slice(&output.stdout)
             .context("the output of the state command is not a JSON list of service ports")?;
-        let programmed = programmed.into_iter().map(|port| match port {
-            ProgrammedServicePort::Key(key) => (key, None),
-            ProgrammedServicePort::WithEndpoints { service_port, endpoints } => (service_port, Some(endpoints)),
-        });
-        Ok(Some(programmed.collect()))
+        let mut programmed = ProgrammedState::new();
+        for service_port in service_ports {
+            match service_port {
+                ProgrammedServicePort::Key(key) => programmed.insert(key, None),
+                ProgrammedServicePort::WithEndpoints { service_port, endpoints } => {
+                    programmed.insert(service_port, Some(endpoints))
+                }
+            };
+        }
+        Ok(Some(programmed))
     }
 }
 
@@ -171,8 +179,9 @@ fn last_lines(output: &File) -> String {
     let size = output.metadata().map_or(0, |metadata| metadata.len());
     let mut end = [0; SHOWN_BYTES];
     let read = output.read_at(&mut end, size.saturating_sub(SHOWN_BYTES as u64)).unwrap_or(0);
-    let end = String::from_utf8_lossy(&end[..read]);
-    let lines: Vec<_> = end.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+
+    let text = String::from_utf8_lossy(&end[..read]);
+    let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     match &lines[lines.len().saturating_sub(SHOWN_LINES)..] {
         [] => "without any output".to_owned(),
         last => format!("after the output \"{}\"", last.join(" / ")),

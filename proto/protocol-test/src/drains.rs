@@ -37,7 +37,7 @@ pub(crate) struct DrainsService<S> {
     streams: DrainsStreams,
 }
 
-/// Takes the streams that clients open.
+/// Passes on the streams that clients open.
 #[derive(Clone, Debug)]
 struct DrainsStreams(mpsc::UnboundedSender<DrainsStream>);
 
@@ -89,6 +89,7 @@ where
         if request.uri().path() != DRAINS {
             return Box::pin(self.others.call(request));
         }
+
         let streams = self.streams.clone();
         let codec = ProstCodec::<DrainLevels, DrainsRequest>::default();
         Box::pin(async move { Ok(Grpc::new(codec).server_streaming(streams, request).await) })

@@ -108,11 +108,14 @@ impl<'a> ScriptedFrontend<'a> {
         // A client that is not restarted between scenarios may have opened streams in the meantime.
         while self.server.try_accept().is_some() {}
         while self.server.try_accept_drains().is_some() {}
-        let outcome = (scenario.run)(&mut self).await;
-        let observed = outcome.map_err(|deviation| match self.backend.exit_status() {
-            Some(exit) => deviation.append(format_args!("; {exit}")),
-            None => deviation,
-        })?;
+
+        let observed = match (scenario.run)(&mut self).await {
+            Ok(observed) => observed,
+            Err(deviation) => {
+                let exit = self.backend.exit_status().map(|exit| format!("; {exit}"));
+                return Err(deviation.append(exit.unwrap_or_default()));
+            }
+        };
         if self.stream.is_some() && self.server.try_accept().is_some() {
             return violation("opened a second stream while the first was open");
         }
@@ -166,36 +169,46 @@ impl<'a> ScriptedFrontend<'a> {
 
     /// Compares what the backend has programmed with the committed state, if there is a state command.
     pub(crate) async fn check_programmed(&self, ack: &Ack) -> Outcome<()> {
-        let programmed = self.backend.programmed().await;
-        let programmed = programmed.map_err(|error| Deviation::Violation(format!("cannot be inspected: {error:#}")))?;
-        let Some(mut programmed) = programmed else { return Ok(()) };
+        let mut programmed = match self.backend.programmed().await {
+            Ok(Some(programmed)) => programmed,
+            Ok(None) => return Ok(()),
+            Err(error) => return violation(format!("cannot be inspected: {error:#}")),
+        };
+
         let mut committed = cluster_endpoints(&self.state);
         for failure in &ack.failures {
             // A service port that failed may be programmed in part.
             programmed.remove(&failure.key.to_string());
             committed.remove(&failure.key.to_string());
         }
+
         for (key, endpoints) in &programmed {
             let Some(desired) = committed.remove(key) else {
                 return violation(format!("has programmed {key}, which is not in the committed state"));
             };
-            let Some(endpoints) = endpoints.as_ref().filter(|endpoints| **endpoints != desired) else { continue };
-            let listed = |one: &BTreeSet<String>, other: &BTreeSet<String>| {
-                let only: Vec<_> = one.difference(other).map(String::as_str).collect();
-                if only.is_empty() { "none".to_owned() } else { only.join(", ") }
-            };
-            return violation(format!(
-                "has programmed {key} with other endpoints than committed: missing {}; not committed {}",
-                listed(&desired, endpoints),
-                listed(endpoints, &desired)
-            ));
+            if let Some(endpoints) = endpoints
+                && *endpoints != desired
+            {
+                return violation(format!(
+                    "has programmed {key} with other endpoints than committed: missing {}; not committed {}",
+                    describe_difference(&desired, endpoints),
+                    describe_difference(endpoints, &desired)
+                ));
+            }
         }
+
         // A service port without endpoints need not be programmed.
         match committed.into_iter().find(|(_, endpoints)| !endpoints.is_empty()) {
             Some((key, _)) => violation(format!("has not programmed {key}, which is in the committed state")),
             None => Ok(()),
         }
     }
+}
+
+/// The entries that only the first set has.
+fn describe_difference(one: &BTreeSet<String>, other: &BTreeSet<String>) -> String {
+    let only: Vec<_> = one.difference(other).map(String::as_str).collect();
+    if only.is_empty() { "none".to_owned() } else { only.join(", ") }
 }
 
 /// Reports that the client violates a rule.

@@ -29,7 +29,7 @@ use tokio::time::{Instant, timeout};
 
 use self::{
     backend_process::BackendProcess,
-    frontend::{Deviation, ScriptedFrontend},
+    frontend::{ScriptedFrontend, violation},
 };
 pub use self::{
     report::{ScenarioResult, TestReport, Verdict},
@@ -76,9 +76,10 @@ pub async fn run(
         let frontend = ScriptedFrontend::new(&mut server, &mut backend, node.clone(), patience);
         let outcome = match timeout(SCENARIO_TIMEOUT, frontend.run(scenario)).await {
             Ok(outcome) => outcome,
-            Err(_) => Err(Deviation::Violation(format!("has not finished the scenario within {SCENARIO_TIMEOUT:?}"))),
+            Err(_) => violation(format!("has not finished the scenario within {SCENARIO_TIMEOUT:?}")),
         };
         backend.stop().await;
+
         let result = ScenarioResult::new(scenario, outcome, started.elapsed());
         on_result(&result);
         report.results.push(result);

@@ -49,8 +49,14 @@ impl ScenarioResult {
             Err(Deviation::Violation(observed)) => (Verdict::Fail, observed),
             Err(Deviation::Unsupported(observed)) => (Verdict::Skip, observed),
         };
-        let seconds = duration.as_secs_f64();
-        Self { scenario: scenario.name, verdict, observed, rule: scenario.rule, link: scenario.link(), seconds }
+        Self {
+            scenario: scenario.name,
+            verdict,
+            observed,
+            rule: scenario.rule,
+            link: scenario.link(),
+            seconds: duration.as_secs_f64(),
+        }
     }
 }
 

@@ -22,10 +22,10 @@ pub(crate) fn state(name: &str, operations: &[Operation]) -> NodeState {
 
 /// Creates the initial state: three service ports with endpoints.
 pub(crate) fn initial_operations() -> Vec<Operation> {
-    [("web", 1, Protocol::Tcp), ("dns", 2, Protocol::Udp), ("api", 3, Protocol::Tcp)]
-        .into_iter()
-        .flat_map(|(name, number, protocol)| put_with_pools(&key(name, protocol), number))
-        .collect()
+    let mut operations = put_with_pools(&key("web", Protocol::Tcp), 1);
+    operations.extend(put_with_pools(&key("dns", Protocol::Udp), 2));
+    operations.extend(put_with_pools(&key("api", Protocol::Tcp), 3));
+    operations
 }
 
 pub(crate) fn key(name: &str, protocol: Protocol) -> ServicePortKey {
@@ -34,9 +34,8 @@ pub(crate) fn key(name: &str, protocol: Protocol) -> ServicePortKey {
 
 /// Creates a service port with two endpoints in each cluster pool and one in the IPv4 local pool.
 pub(crate) fn put_with_pools(key: &ServicePortKey, number: u8) -> Vec<Operation> {
-    let cluster = |family| {
-        replace_pool(key, PoolClass::Cluster, family, &[endpoint(family, number), endpoint(family, number + 100)])
-    };
+    let both = |family| [endpoint(family, number), endpoint(family, number + 100)];
+    let cluster = |family| replace_pool(key, PoolClass::Cluster, family, &both(family));
     vec![
         Operation::PutServicePort(service_port(key, number)),
         cluster(IpFamily::V4),

@@ -53,10 +53,11 @@ impl Server {
     /// # Errors
     /// If the address cannot be bound.
     pub async fn listen(address: &str) -> Result<Self> {
-        let (sender, streams) = mpsc::unbounded_channel();
-        let watch = FairleadServer::new(WatchService(sender)).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let (sender, drains) = mpsc::unbounded_channel();
-        let router = Transport::builder().add_service(DrainsService::new(watch, sender));
+        let (stream_sender, streams) = mpsc::unbounded_channel();
+        let (drains_sender, drains) = mpsc::unbounded_channel();
+        let watch = FairleadServer::new(WatchService(stream_sender)).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let router = Transport::builder().add_service(DrainsService::new(watch, drains_sender));
+
         let mut serving = JoinSet::new();
         let address = match address.strip_prefix("unix:") {
             Some(path) => {

@@ -1,4 +1,4 @@
-//! What a frontend compares and sends of the state that a backend must have committed.
+//! The state that a backend must have committed: its differences from a client, and its repair.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,16 +18,20 @@ pub(crate) fn differing(state: &NodeState, client: Option<&DigestVector>) -> BTr
 /// after its reset, then the pools that differ between nodes.
 pub(crate) fn repair(state: &NodeState, entries: &BTreeSet<u8>) -> Vec<Operation> {
     let buckets = entries.iter().filter(|entry| usize::from(**entry) < BUCKETS);
-    let resets = buckets.map(|bucket| Operation::ResetBucket(*bucket));
-    let contents = state.snapshot().filter(|operation| entries.contains(&digest_entry(operation)));
-    let mut operations: Vec<_> = resets.chain(contents).collect();
+    let mut operations: Vec<_> = buckets.map(|bucket| Operation::ResetBucket(*bucket)).collect();
+    operations.extend(state.snapshot().filter(|operation| entries.contains(&digest_entry(operation))));
     // The sort is stable: a reset stays before the service ports of its bucket, and these before their pools.
-    operations.sort_by_key(|operation| match (operation, digest_entry(operation)) {
+    operations.sort_by_key(phase);
+    operations
+}
+
+/// The position of an operation in a repair: the phase, and the bucket within the phase.
+fn phase(operation: &Operation) -> (u8, u8) {
+    match (operation, digest_entry(operation)) {
         (_, INFO_ENTRY) => (0, 0),
         (Operation::ReplacePool { pool, .. }, _) if pool.class == PoolClass::Local => (2, 0),
         (_, bucket) => (1, bucket),
-    });
-    operations
+    }
 }
 
 /// The digest entry that an operation of a repair changes.
@@ -42,9 +46,11 @@ fn digest_entry(operation: &Operation) -> u8 {
 
 /// The endpoints of the cluster pools by service port, in the text form of state commands.
 pub(crate) fn cluster_endpoints(state: &NodeState) -> BTreeMap<String, BTreeSet<String>> {
-    let endpoints = state.service_ports().iter().map(|(key, service_port)| {
+    let mut endpoints = BTreeMap::new();
+    for (key, service_port) in state.service_ports().iter() {
         let pools = service_port.pools().filter(|(class, ..)| *class == PoolClass::Cluster);
-        (key.to_string(), pools.flat_map(|(.., pool)| pool.iter().map(ToString::to_string)).collect())
-    });
-    endpoints.collect()
+        let of_port = pools.flat_map(|(.., pool)| pool.iter().map(ToString::to_string)).collect();
+        endpoints.insert(key.to_string(), of_port);
+    }
+    endpoints
 }

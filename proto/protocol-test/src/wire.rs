@@ -47,7 +47,9 @@ pub(crate) fn append(message: &[u8], path: MessagePath<'_>, extra: &[u8]) -> Res
     let Some((number, rest_of_path)) = path.split_first() else {
         return Ok([message, extra].concat());
     };
-    let (mut rest, mut result) = (message, Vec::with_capacity(message.len() + extra.len()));
+
+    let mut rest = message;
+    let mut result = Vec::with_capacity(message.len() + extra.len());
     while !rest.is_empty() {
         let before = rest;
         let (found, wire_type) = decode_key(&mut rest)?;

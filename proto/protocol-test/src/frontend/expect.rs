@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proto::{
     digest::{Digest, DigestVector},
-    model::{Ack, ClientMessage, Hello, Role, ServerMessage},
+    model::{Ack, ClientMessage, Hello, Revision, Role, ServerMessage},
 };
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -34,10 +34,12 @@ impl ScriptedFrontend<'_> {
         let Ok(Some(stream)) = accepted else {
             return violation(format!("did not open a stream within {patience:?}"));
         };
+
         let opened = stream.opened;
         self.stream = Some(stream);
         self.acked_number = 0;
         self.repeated_acks = 0;
+
         let hello = match self.next_message(self.patience).await? {
             Some(ClientMessage::Hello(hello)) => hello,
             Some(other) => return violation(format!("sent {} before Hello", describe(&other))),
@@ -71,12 +73,18 @@ impl ScriptedFrontend<'_> {
         if hello.backend.is_empty() {
             return violation("sent Hello with an empty field `backend`");
         }
+
         self.has_digests |= hello.digests.is_some();
-        let Some((epoch, revision)) = hello.resume.filter(|(epoch, _)| *epoch == self.epoch) else {
-            return Ok(());
-        };
+        match hello.resume {
+            Some((epoch, revision)) if epoch == self.epoch => self.check_resume(hello, revision),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks a Hello that resumes in the current epoch.
+    fn check_resume(&self, hello: &Hello, revision: Revision) -> Outcome<()> {
         match self.last_ack {
-            Some(acked) if acked == (epoch, revision) => {}
+            Some(acked) if acked == (self.epoch, revision) => {}
             Some((_, acked)) => {
                 return violation(format!("sent Hello with revision {revision}, but has acked {acked}"));
             }
@@ -98,7 +106,8 @@ impl ScriptedFrontend<'_> {
     /// Waits until the commit or bookmark in flight is acked and programmed. `None`: its digest is not checked.
     pub(crate) async fn expect_ack_with(&mut self, expected: Option<Digest>) -> Outcome<Ack> {
         let number = self.acked_number + 1;
-        let (revision, deadline) = (self.revision, Instant::now() + self.patience);
+        let revision = self.revision;
+        let deadline = Instant::now() + self.patience;
         loop {
             let ack = match self.receive(deadline).await? {
                 None if self.acked_number == number => {
@@ -118,26 +127,30 @@ impl ScriptedFrontend<'_> {
                     });
                 }
             };
-            // The Ack that says that everything is programmed now is not limited: there is one for each revision.
-            if self.acked_number == number && ack.programmed_number != number {
+
+            let is_programmed = ack.programmed_number == number;
+            // The Ack that says that everything is programmed is not limited, because there is one for each revision.
+            if self.acked_number == number && !is_programmed {
                 self.count_repeated_ack()?;
             }
             self.acked_number = number;
             self.last_ack = Some((self.epoch, revision));
+
             self.check_ack(&ack)?;
-            // Contents first: a digest does not say what differs.
-            if ack.programmed_number == number {
+            // Contents first, because a digest does not tell what differs.
+            if is_programmed {
                 self.check_programmed(&ack).await?;
             }
             self.check_digest(&ack, expected)?;
-            if ack.programmed_number == number {
+            if is_programmed {
                 return Ok(ack);
             }
         }
     }
 
     fn check_ack(&self, ack: &Ack) -> Outcome<()> {
-        let (apply_time, elapsed) = (ack.apply_time, self.sent_at.elapsed());
+        let apply_time = ack.apply_time;
+        let elapsed = self.sent_at.elapsed();
         if apply_time > elapsed + APPLY_TIME_TOLERANCE {
             return violation(format!(
                 "sent an Ack with an apply time of {apply_time:?}, {elapsed:?} after the commit"
@@ -223,7 +236,8 @@ impl ScriptedFrontend<'_> {
     fn is_repeated_ack(&mut self, message: &ClientMessage) -> Outcome<bool> {
         match message {
             ClientMessage::Ack(ack) if self.acked_number == ack.received_number => {
-                self.count_repeated_ack().map(|()| true)
+                self.count_repeated_ack()?;
+                Ok(true)
             }
             _ => Ok(false),
         }

@@ -67,6 +67,7 @@ impl ScriptedFrontend<'_> {
         for operations in batches {
             self.send_batch(Batch { commit: false, ..batch(base, self.revision, operations) }).await;
         }
+
         self.state = target;
         self.send_batch(batch(base, self.revision, last)).await;
         self.expect_ack().await

@@ -20,6 +20,7 @@ pub(super) async fn several_batches(frontend: &mut ScriptedFrontend<'_>) -> Outc
     let operations = samples::put_late();
     let mut parts: Vec<_> = operations.chunks(1).collect();
     let last = parts.pop().unwrap_or_default();
+
     frontend.revision.0 += 1;
     for part in parts {
         let part = batch(base, frontend.revision, part);
@@ -27,9 +28,11 @@ pub(super) async fn several_batches(frontend: &mut ScriptedFrontend<'_>) -> Outc
     }
     frontend.expect_quiet(QUIET_PERIOD, "before the batch with commit").await?;
     frontend.check_programmed(&ack).await?;
+
     frontend.state.apply(operations.iter().cloned());
     frontend.send_batch(batch(base, frontend.revision, last)).await;
     frontend.expect_ack().await?;
+
     frontend.expect_quiet(QUIET_PERIOD, "after the Ack of a change in several batches").await?;
     frontend.pass_if_compared(format_args!("sent one Ack for {} batches", operations.len()))
 }
@@ -37,9 +40,11 @@ pub(super) async fn several_batches(frontend: &mut ScriptedFrontend<'_>) -> Outc
 pub(super) async fn uncommitted(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     let ack = frontend.sync_samples().await?;
     let uncommitted = samples::put_with_pools(&samples::key("uncommitted", Protocol::Tcp), 5);
+
     let part = Batch { commit: false, ..batch(frontend.revision, frontend.revision, &uncommitted) };
     frontend.send_batch(part).await;
     frontend.expect_quiet(QUIET_PERIOD, "before the batch with commit").await?;
+
     frontend.end_stream().await;
     let hello = frontend.expect_hello().await?;
     frontend.check_programmed(&ack).await?;
@@ -50,7 +55,8 @@ pub(super) async fn uncommitted(frontend: &mut ScriptedFrontend<'_>) -> Outcome 
 
 pub(super) async fn deltas(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     frontend.sync_samples().await?;
-    let (web, dns) = (samples::key("web", Protocol::Tcp), samples::key("dns", Protocol::Udp));
+    let web = samples::key("web", Protocol::Tcp);
+    let dns = samples::key("dns", Protocol::Udp);
     let endpoint = |number| samples::endpoint(IpFamily::V4, number);
     let pool = |class| samples::pool_id(&web, class, IpFamily::V4);
     let terminating = Endpoint { terminating: true, ..endpoint(1) };
@@ -58,6 +64,7 @@ pub(super) async fn deltas(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     let replace = |key, number| samples::replace_pool(key, PoolClass::Cluster, IpFamily::V4, &[endpoint(number)]);
     let mut port = samples::service_port(&web, 1);
     port.port = port.port.saturating_add(1);
+
     let unknown = samples::key("unknown", Protocol::Tcp);
     let steps: [(&str, Operation); 10] = [
         ("change_pool that adds", change(PoolClass::Cluster, vec![endpoint(7), endpoint(8)], vec![])),
@@ -84,7 +91,8 @@ pub(super) async fn deltas(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
 /// Sends operations in one commit that cancel each other, or that have another result in another order.
 pub(super) async fn order(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     frontend.sync_samples().await?;
-    let (web, late) = (samples::key("web", Protocol::Tcp), samples::key("late", Protocol::Tcp));
+    let web = samples::key("web", Protocol::Tcp);
+    let late = samples::key("late", Protocol::Tcp);
     let change = |add: &[u8], remove: &[u8]| {
         let endpoint = |number: &u8| samples::endpoint(IpFamily::V4, *number);
         let pool = samples::pool_id(&web, PoolClass::Cluster, IpFamily::V4);
@@ -94,6 +102,7 @@ pub(super) async fn order(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
             remove: remove.iter().map(endpoint).collect(),
         }
     };
+
     let reset = Operation::ResetBucket(KeyHash::of(&late).bucket());
     let steps: [(&str, Vec<Operation>); 5] = [
         ("an endpoint that is added and removed", vec![change(&[7], &[]), change(&[], &[7])]),
@@ -114,23 +123,23 @@ pub(super) async fn order(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
 
 pub(super) async fn established_pools(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     frontend.sync_samples().await?;
-    let (web, dns) = (samples::key("web", Protocol::Tcp), samples::key("dns", Protocol::Udp));
-    let replace = |key, class, number| {
-        samples::replace_pool(key, class, IpFamily::V4, &[samples::endpoint(IpFamily::V4, number)])
-    };
-    // What the gone pool of `web` contains is no endpoint of any other pool.
-    let steps = [replace(&dns, PoolClass::Established, 21), replace(&web, PoolClass::Gone, 22)];
-    let count = steps.len();
-    for operation in steps {
-        frontend.commit(&[operation]).await?;
-    }
-    frontend.pass_if_compared(format_args!("acked {count} commits"))
+    let web = samples::key("web", Protocol::Tcp);
+    let dns = samples::key("dns", Protocol::Udp);
+    let endpoint = |number| samples::endpoint(IpFamily::V4, number);
+
+    let established = samples::replace_pool(&dns, PoolClass::Established, IpFamily::V4, &[endpoint(21)]);
+    frontend.commit(&[established]).await?;
+    // No other pool has the endpoint of the gone pool.
+    let gone = samples::replace_pool(&web, PoolClass::Gone, IpFamily::V4, &[endpoint(22)]);
+    frontend.commit(&[gone]).await?;
+    frontend.pass_if_compared("acked 2 commits")
 }
 
 pub(super) async fn reset_bucket(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     frontend.sync_samples().await?;
     let web = samples::key("web", Protocol::Tcp);
     let reset = Operation::ResetBucket(KeyHash::of(&web).bucket());
+
     // The service port is sent again with one endpoint less.
     let endpoint = samples::endpoint(IpFamily::V4, 1);
     let pool = samples::replace_pool(&web, PoolClass::Cluster, IpFamily::V4, &[endpoint]);
@@ -152,17 +161,20 @@ pub(super) async fn acks_what_is_programmed(frontend: &mut ScriptedFrontend<'_>)
     if !frontend.backend.has_state_command() {
         return unsupported("cannot be inspected without --state-command");
     }
+
     frontend.sync_samples().await?;
     let keys: Vec<_> = (0..SERVICE_PORTS).map(|n| samples::key(&format!("many-{n}"), Protocol::Tcp)).collect();
     let created = keys.iter().zip(1..).flat_map(|(key, number)| samples::put_with_pools(key, number));
     frontend.commit(&created.collect::<Vec<_>>()).await?;
+
     for round in 0..ROUNDS {
-        let change = |(key, number)| {
+        let mut operations = Vec::new();
+        for (key, number) in keys.iter().zip(1..) {
+            let pool = samples::pool_id(key, PoolClass::Cluster, IpFamily::V4);
             let endpoint = vec![samples::endpoint(IpFamily::V4, number)];
             let (add, remove) = if round % 2 == 0 { (vec![], endpoint) } else { (endpoint, vec![]) };
-            Operation::ChangePool { pool: samples::pool_id(key, PoolClass::Cluster, IpFamily::V4), add, remove }
-        };
-        let operations: Vec<_> = keys.iter().zip(1..).map(change).collect();
+            operations.push(Operation::ChangePool { pool, add, remove });
+        }
         frontend.commit(&operations).await.map_err(|deviation| deviation.append(" when the Ack arrived"))?;
     }
     Ok(format!("had programmed {SERVICE_PORTS} service ports at each of {ROUNDS} Acks"))

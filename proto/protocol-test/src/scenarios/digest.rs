@@ -34,6 +34,7 @@ pub(super) async fn numbers(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
 pub(super) async fn wrong_base(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     let ack = frontend.sync_samples().await?;
     let committed = frontend.revision;
+
     let remove = samples::remove("web");
     let target = Revision(committed.0 + 2);
     frontend.send_batch(batch(Revision(committed.0 + 1), target, &[remove])).await;
@@ -46,6 +47,7 @@ pub(super) async fn wrong_base(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
 pub(super) async fn digest_request(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     frontend.sync_samples().await?;
     require_digests(frontend)?;
+
     let digests = frontend.request_digests().await?;
     match state::differing(&frontend.state, Some(&digests)).first() {
         None => Ok("sent 129 correct entries".to_owned()),
@@ -57,12 +59,14 @@ pub(super) async fn repair(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     frontend.sync_samples().await?;
     require_digests(frontend)?;
     frontend.request_digests().await?;
+
     let web = samples::key("web", Protocol::Tcp);
     let endpoint = samples::endpoint(IpFamily::V6, 9);
     let pool = samples::replace_pool(&web, PoolClass::Cluster, IpFamily::V6, &[endpoint]);
     let mut target = frontend.state.clone();
     target.apply([pool]);
     let buckets = [KeyHash::of(&web).bucket()].into();
+
     // A repair without other changes has equal base and target revisions.
     frontend.repair(frontend.revision, &buckets, target).await?;
     frontend.commit(&[samples::remove("web")]).await?;

@@ -27,6 +27,7 @@ pub(super) async fn drain(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     let sent = Instant::now();
     frontend.expect_end(DRAIN_DELAY + LOAD_TOLERANCE, "after a Drain").await?;
     let first = reconnect_after_drain(frontend, sent).await?;
+
     // This time the frontend ends the stream at once.
     frontend.send_drain(DRAIN_DELAY).await;
     frontend.end_stream().await;
@@ -57,14 +58,16 @@ pub(super) async fn after_errors(frontend: &mut ScriptedFrontend<'_>) -> Outcome
         }
         delays.push(delay);
     }
-    let shown: Vec<_> = delays.iter().map(|delay| format!("{delay:.1?}")).collect();
-    let shown = shown.join(", ");
+
+    let shown = delays.iter().map(|delay| format!("{delay:.1?}")).collect::<Vec<_>>().join(", ");
+
     // The first connection was used for more, and its end may take another time.
     if let (Some(shortest), Some(longest)) = (delays[1..].iter().min(), delays[1..].iter().max())
         && *longest - *shortest <= SAME_DELAY
     {
         return violation(format!("reconnected after {shown}: the delays must be random"));
     }
+
     frontend.end_stream().await;
     let hello = frontend.expect_hello().await?;
     frontend.resync(&hello).await?;
@@ -76,6 +79,7 @@ pub(super) async fn after_silence(frontend: &mut ScriptedFrontend<'_>) -> Outcom
     let started = Instant::now();
     frontend.expect_quiet(SILENCE_TIMEOUT - Duration::from_secs(3), "without a message to respond to").await?;
     frontend.expect_end(Duration::from_secs(3) + frontend.patience, "without having received a message").await?;
+
     let elapsed = started.elapsed();
     let hello = frontend.expect_hello().await?;
     frontend.resync(&hello).await?;

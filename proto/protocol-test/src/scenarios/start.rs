@@ -26,6 +26,7 @@ pub(super) async fn empty_snapshot(frontend: &mut ScriptedFrontend<'_>) -> Outco
     frontend.sync_samples().await?;
     frontend.start_new_epoch();
     frontend.end_stream().await;
+
     let hello = frontend.expect_hello().await?;
     let ack = frontend.sync(&hello, samples::state(&frontend.node, &[])).await?;
     if let Some(failure) = ack.failures.first() {
@@ -39,10 +40,12 @@ pub(super) async fn waiting(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     let hello = frontend.expect_hello().await?;
     let target = samples::state(&frontend.node, &samples::initial_operations());
     let entries = state::differing(&target, hello.digests.as_deref());
+
     frontend.send_welcome(sync_mode(&hello)).await;
     send_empty_batch(frontend, Revision(0)).await?;
     send_empty_batch(frontend, Revision(0)).await?;
     frontend.repair(Revision(0), &entries, target).await?;
+
     // A repair on the open stream waits in the same way. Its base is the committed revision.
     let base = frontend.revision;
     let target = frontend.state.clone();
