@@ -86,6 +86,7 @@ impl Validity {
     pub fn invalid_at(&self, now: SystemTime) -> Option<String> {
         let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
         let local = rfc3339(now);
+
         if seconds < self.not_before {
             return Some(format!(
                 "the certificate is valid from {}, and the local time is {local}, {} earlier: set the clock of this \
@@ -94,14 +95,15 @@ impl Validity {
                 difference(self.not_before - seconds)
             ));
         }
-        (seconds > self.not_after).then(|| {
-            format!(
+        if seconds > self.not_after {
+            return Some(format!(
                 "the certificate expired at {}, and the local time is {local}, {} later: renew the certificate, or set \
                  the clock of this host if it is wrong",
                 time(self.not_after),
                 difference(seconds - self.not_after)
-            )
-        })
+            ));
+        }
+        None
     }
 }
 

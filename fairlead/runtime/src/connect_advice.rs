@@ -54,8 +54,10 @@ pub fn connect_advice(error: &(dyn Error + 'static), settings: &ConnectSettings<
 pub fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| {
         let error = *error;
-        let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        wrapped.map(|wrapped| wrapped as _).or_else(|| error.source())
+        match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+            Some(wrapped) => Some(wrapped as _),
+            None => error.source(),
+        }
     })
 }
 
@@ -65,6 +67,7 @@ fn of_cause(cause: &(dyn Error + 'static), settings: &ConnectSettings<'_>) -> Op
     if let Some(rustls::Error::InvalidCertificate(error)) = cause.downcast_ref() {
         return of_certificate(error, settings);
     }
+
     // h2 keeps only the text of an alert that arrives after the handshake.
     let is_alert = |alert: &AlertDescription| rustls::Error::AlertReceived(*alert).to_string() == text;
     if is_alert(&AlertDescription::CertificateRequired) {
@@ -76,6 +79,7 @@ fn of_cause(cause: &(dyn Error + 'static), settings: &ConnectSettings<'_>) -> Op
              that {server} trusts"
         ));
     }
+
     if let Some(rustls::Error::InvalidMessage(_)) = cause.downcast_ref() {
         return Some(format!("that port does not speak TLS: check the scheme and the port in {address}"));
     }
@@ -84,10 +88,12 @@ fn of_cause(cause: &(dyn Error + 'static), settings: &ConnectSettings<'_>) -> Op
             "the host name does not resolve: check it in {address}, and the DNS configuration of this host"
         ));
     }
-    let is_refused = cause.downcast_ref().map(io::Error::kind) == Some(io::ErrorKind::ConnectionRefused);
-    is_refused.then(|| {
-        format!("nothing listens on that port: check that {server} is running, and the host and port in {address}")
-    })
+    if cause.downcast_ref().map(io::Error::kind) == Some(io::ErrorKind::ConnectionRefused) {
+        return Some(format!(
+            "nothing listens on that port: check that {server} is running, and the host and port in {address}"
+        ));
+    }
+    None
 }
 
 fn of_certificate(error: &CertificateError, settings: &ConnectSettings<'_>) -> Option<String> {

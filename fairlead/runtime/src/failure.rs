@@ -71,6 +71,7 @@ impl Repeated {
         let new = || Failing { cause: String::new(), since: Instant::now(), count: 0 };
         let failing = self.failing.get_or_insert_with(new);
         failing.count += 1;
+
         let is_news = failing.count == 1 || without_numbers(&failing.cause).ne(without_numbers(cause));
         if is_news {
             cause.clone_into(&mut failing.cause);

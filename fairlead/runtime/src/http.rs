@@ -20,6 +20,7 @@ use hyper::{
     Request, Response, StatusCode,
     body::{Bytes, Incoming},
     header::{CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS},
+    http::Extensions,
     server::conn::http1,
     service::service_fn,
 };
@@ -102,6 +103,23 @@ impl From<Response<String>> for Answer {
     }
 }
 
+/// A server: all its sockets have one clone each.
+#[derive(Clone)]
+struct HttpServer {
+    /// Names the server in log lines.
+    name: &'static str,
+    connections: HttpConnections,
+    answer: Answers,
+    sockets: ListeningSockets,
+    shutdown: Shutdown,
+}
+
+/// The open connections of a listener.
+struct Serving {
+    server: HttpServer,
+    tasks: JoinSet<()>,
+}
+
 /// Serves all connections, one request each, until the future is dropped. `name` names the server in log lines.
 /// Listeners with the same `connections` share its bounds.
 pub async fn serve<A, R>(listener: TcpListener, name: &'static str, connections: HttpConnections, answer: A)
@@ -110,54 +128,50 @@ where
     R: Into<Answer> + 'static,
 {
     let (_never, shutdown) = Shutdown::channel();
-    let answer: Answers = Arc::new(move |request: &Request<Incoming>| -> Answer { answer(request).into() });
-    serve_until(listener, name, connections, answer, ListeningSockets::new(), shutdown).await;
+    HttpServer::new(name, connections, answer, shutdown).serve(listener).await;
 }
 
-/// As [`serve`], until the shutdown: this socket does not listen any more then, and what clients have asked before is
-/// answered.
-async fn serve_until(
-    listener: TcpListener,
-    name: &'static str,
-    connections: HttpConnections,
-    answer: Answers,
-    sockets: ListeningSockets,
-    mut shutdown: Shutdown,
-) {
-    let mut serving = Serving { name, connections, answer, closed: sockets.closed.clone(), tasks: JoinSet::new() };
-    let mut accepting = Repeated::default();
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            Some(_) = serving.tasks.join_next() => continue,
-            () = shutdown.recv() => break,
-        };
-        match accepted {
-            // Fails when the client has disconnected.
-            Ok((stream, _)) => {
-                if let Some(Recovery { count: failures, duration }) = accepting.recovered() {
-                    let after_ms = duration.as_millis();
-                    info!(server = name, failures, after_ms, "connections are accepted again");
+impl HttpServer {
+    fn new<A, R>(name: &'static str, connections: HttpConnections, answer: A, shutdown: Shutdown) -> Self
+    where
+        A: Fn(&Request<Incoming>) -> R + Send + Sync + 'static,
+        R: Into<Answer> + 'static,
+    {
+        let answer: Answers = Arc::new(move |request: &Request<Incoming>| -> Answer { answer(request).into() });
+        Self { name, connections, answer, sockets: ListeningSockets::new(), shutdown }
+    }
+
+    /// Serves all connections until the shutdown: the socket does not listen any more then, and the requests that
+    /// clients have sent before are answered.
+    async fn serve(self, listener: TcpListener) {
+        let name = self.name;
+        let mut shutdown = self.shutdown.clone();
+        let mut serving = Serving { server: self, tasks: JoinSet::new() };
+        let mut accepting = Repeated::default();
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                Some(_) = serving.tasks.join_next() => continue,
+                () = shutdown.recv() => break,
+            };
+            match accepted {
+                // Fails when the client has disconnected.
+                Ok((stream, _)) => {
+                    if let Some(Recovery { count: failures, duration }) = accepting.recovered() {
+                        let after_ms = duration.as_millis();
+                        info!(server = name, failures, after_ms, "connections are accepted again");
+                    }
+                    serving.add(stream);
                 }
-                serving.add(stream);
-            }
-            Err(error) => {
-                let occurrence = accepting.failed(&error.to_string());
-                warn_if_news!(occurrence, server = name, %error, "cannot accept connections");
-                shutdown.run_until_started(sleep(ACCEPT_DELAY)).await;
+                Err(error) => {
+                    let occurrence = accepting.failed(&error.to_string());
+                    warn_if_news!(occurrence, server = name, %error, "cannot accept connections");
+                    shutdown.run_until_started(sleep(ACCEPT_DELAY)).await;
+                }
             }
         }
+        serving.finish(listener).await;
     }
-    serving.finish(listener, sockets).await;
-}
-
-/// The connections of a listener.
-struct Serving {
-    name: &'static str,
-    connections: HttpConnections,
-    answer: Answers,
-    closed: Closed,
-    tasks: JoinSet<()>,
 }
 
 impl ListeningSockets {
@@ -169,10 +183,11 @@ impl ListeningSockets {
 
 impl Serving {
     fn add(&mut self, stream: TcpStream) {
-        let Ok(permit) = self.connections.admit(&stream) else { return };
-        let name = self.name;
-        let answer = self.answer.clone();
-        let closed = self.closed.clone();
+        let HttpServer { name, connections, answer, sockets, .. } = &self.server;
+        let name = *name;
+        let Ok(permit) = connections.admit(&stream) else { return };
+        let answer = answer.clone();
+        let closed = sockets.closed.clone();
         let serving = async move {
             tokio::select! {
                 () = connection(stream, name, &permit, answer, closed) => {}
@@ -182,21 +197,24 @@ impl Serving {
         self.tasks.spawn(serving.in_current_span());
     }
 
-    /// Answers those that are connected, and accepts no more.
-    async fn finish(mut self, listener: TcpListener, sockets: ListeningSockets) {
-        // The kernel would reset those that it has queued.
+    /// Answers the connected clients, and accepts no more.
+    async fn finish(mut self, listener: TcpListener) {
+        // The kernel would reset the connections that it has queued.
         for _ in 0..listen::BACKLOG {
             let Ok(Ok((stream, _))) = timeout(Duration::ZERO, listener.accept()).await else { break };
             self.add(stream);
             // After 128 operations without a pause tokio would say that none is queued.
             yield_now().await;
         }
-        drop(listener);
-        drop(sockets);
 
-        let finished = async { while self.tasks.join_next().await.is_some() {} };
+        let Self { server, mut tasks } = self;
+        let name = server.name;
+        drop(listener);
+        drop(server);
+
+        let finished = async { while tasks.join_next().await.is_some() {} };
         if timeout(FINISH_TIMEOUT, finished).await.is_err() {
-            debug!(server = self.name, connections = self.tasks.len(), "closing connections without an answer");
+            debug!(server = name, connections = tasks.len(), "closing connections without an answer");
         }
     }
 }
@@ -218,10 +236,24 @@ fn original_destination(stream: &TcpStream) -> Option<OriginalDestination> {
     if !local.ip().is_loopback() {
         return None;
     }
+
     let socket = SockRef::from(stream);
     let original = if local.is_ipv4() { socket.original_dst_v4() } else { socket.original_dst_v6() };
-    let original = original.ok()?.as_socket()?.ip();
-    (!original.is_loopback()).then_some(OriginalDestination(original))
+    let address = original.ok()?.as_socket()?.ip();
+    if address.is_loopback() { None } else { Some(OriginalDestination(address)) }
+}
+
+/// What is known of a connection, for the extensions of its request.
+fn extensions(stream: &TcpStream, closed: Closed) -> Extensions {
+    let mut extensions = Extensions::new();
+    extensions.insert(closed);
+    if let Ok(address) = stream.peer_addr() {
+        extensions.insert(Client(address));
+    }
+    if let Some(original) = original_destination(stream) {
+        extensions.insert(original);
+    }
+    extensions
 }
 
 async fn connection(
@@ -232,42 +264,30 @@ async fn connection(
     closed: Closed,
 ) {
     let (deadline, until) = watch::channel(Instant::now() + CONNECTION_TIMEOUT);
-    let client = stream.peer_addr().map(Client);
-    let original = original_destination(&stream);
+    let extensions = extensions(&stream, closed);
     let service = service_fn(|mut request: Request<Incoming>| {
         permit.set_busy();
-        request.extensions_mut().insert(closed.clone());
-        if let Ok(client) = &client {
-            request.extensions_mut().insert(*client);
-        }
-        if let Some(original) = original {
-            request.extensions_mut().insert(original);
-        }
+        request.extensions_mut().extend(extensions.clone());
         let answer = answer(&request);
         if let Answer::Deferred(duration, _) = &answer {
             deadline.send_modify(|deadline| *deadline += *duration);
             permit.release();
         }
-        async {
-            let response = match answer {
-                Answer::Ready(response) => response,
-                Answer::Deferred(_, response) => response.await,
-            };
-            Ok::<_, Infallible>(response.map(|text| Full::new(Bytes::from(text))))
-        }
+        respond(answer)
     });
-    let connection = http1::Builder::new()
+    let serving = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
         .max_buf_size(MAX_REQUEST_BYTES)
         .keep_alive(false)
         .title_case_headers(true)
         .serve_connection(TokioIo::new(stream), service);
-    let mut connection = pin!(connection);
+    let mut serving = pin!(serving);
+
     loop {
         let deadline = *until.borrow();
         tokio::select! {
-            ended = &mut connection => {
+            ended = &mut serving => {
                 return ended.unwrap_or_else(|error| debug!(server = name, error = chain(&error), "request failed"));
             }
             // A deferred response extends the deadline.
@@ -276,4 +296,12 @@ async fn connection(
             }
         }
     }
+}
+
+async fn respond(answer: Answer) -> Result<Response<Full<Bytes>>, Infallible> {
+    let response = match answer {
+        Answer::Ready(response) => response,
+        Answer::Deferred(_, response) => response.await,
+    };
+    Ok(response.map(|text| Full::new(Bytes::from(text))))
 }

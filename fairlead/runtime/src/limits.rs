@@ -44,6 +44,7 @@ mod tests {
         assert_eq!(raise_file_limit().unwrap(), hard);
         assert_eq!(getrlimit(Resource::RLIMIT_NOFILE).unwrap(), (hard, hard));
     }
+
     #[test]
     fn score_is_written() {
         // Raising it needs no capability.

@@ -46,7 +46,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// The fields of a line of text, whose values others may have written. They have no colours.
+/// The fields of a line of text, without colours, because others may have written their values.
 struct PrintableFields;
 
 /// Directives before those of the operator, who can override them. kube logs each failed request without its cause; the
@@ -69,14 +69,17 @@ pub fn init(format: LogFormat, filter: &str) -> Result<()> {
 /// As those of [`init`], or the thread cannot be started.
 pub fn init_queued(format: LogFormat, filter: &str) -> Result<()> {
     let queue = Queue::default();
-    let (lines, writer) = (queue.clone(), queue.clone());
+    let lines = queue.clone();
     let subscriber = subscriber(format, filter, io::stderr().is_terminal(), move || lines.clone())?;
+
+    let writer = queue.clone();
     let started = thread::Builder::new().name("log".to_owned()).spawn(move || writer.write_to(io::stderr()));
     started.context("cannot start the thread that writes log lines")?;
     subscriber.try_init().context("logging is already set up")?;
     // It is empty: the subscriber is set only once.
     let _ = QUEUE.set(queue);
-    // What was logged before a panic is needed most. A stderr that hangs would prevent the end of the process.
+
+    // The lines before a panic are needed most. A stderr that hangs would prevent the end of the process.
     let print_panic = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
         if flush() {

@@ -32,17 +32,20 @@ pub type Labels<'a, const N: usize> = [(&'static str, &'a str); N];
 /// The response to a scrape, with the metrics of all registries.
 pub fn scrape<'a>(registries: impl IntoIterator<Item = &'a Registry>) -> Response<String> {
     let mut body = String::new();
-    let written = registries
-        .into_iter()
-        .try_for_each(|registry| text::encode_registry(&mut body, registry))
-        .and_then(|()| text::encode_eof(&mut body));
-    match written {
+    match encode(registries, &mut body) {
         Ok(()) => response(StatusCode::OK, OPENMETRICS, body),
         Err(error) => {
             warn!(%error, "cannot encode metrics");
             response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("cannot encode metrics: {error}\n"))
         }
     }
+}
+
+fn encode<'a>(registries: impl IntoIterator<Item = &'a Registry>, body: &mut String) -> fmt::Result {
+    for registry in registries {
+        text::encode_registry(body, registry)?;
+    }
+    text::encode_eof(body)
 }
 
 impl<'a> Writer<'a> {

@@ -9,8 +9,9 @@ use std::{collections::BTreeMap, iter::zip};
 pub struct Excess<O>(BTreeMap<O, usize>);
 
 impl<O: Ord> Excess<O> {
-    /// What remains is `limit` items: as if the owner with the most gave up one after the other. `items` may name an
-    /// owner several times. Of owners with the same number, the first ones in order keep one more.
+    /// What owners have to give up so that `limit` items remain: as if the owner with the most gave up one item after
+    /// the other. `items` may name an owner several times. Of owners with the same number of items, the first ones in
+    /// order keep one more.
     pub fn beyond(limit: usize, items: impl IntoIterator<Item = (O, usize)>) -> Self {
         let mut counts = BTreeMap::new();
         for (owner, count) in items {
@@ -41,7 +42,7 @@ impl<O: Ord> Excess<O> {
         self.0.get(owner).copied().unwrap_or_default()
     }
 
-    /// Whether an owner has to give up one more. If so, that counts as done.
+    /// Whether an owner has to give up one more item. If so, the item counts as given up.
     pub fn take(&mut self, owner: &O) -> bool {
         let Some(left) = self.0.get_mut(owner).filter(|left| **left > 0) else { return false };
         *left -= 1;

@@ -41,20 +41,23 @@ impl Shutdown {
 
     /// As [`Self::on_signals`], but the second signal exits with this code.
     pub fn on_signals_with(exit_code: i32) -> io::Result<Self> {
-        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
         let mut next = async move || {
             tokio::select! {
                 _ = terminate.recv() => "SIGTERM",
                 _ = interrupt.recv() => "SIGINT",
             }
         };
+
         let (trigger, shutdown) = Self::channel();
         tokio::spawn(async move {
-            let name = next().await;
-            info!(signal = name, "shutting down; a second signal exits at once");
+            let first = next().await;
+            info!(signal = first, "shutting down; a second signal exits at once");
             trigger.fire();
-            let name = next().await;
-            error!(signal = name, "second signal, exiting without waiting for tasks");
+
+            let second = next().await;
+            error!(signal = second, "second signal, exiting without waiting for tasks");
             log::flush();
             std::process::exit(exit_code);
         });

@@ -115,16 +115,20 @@ impl Tasks {
     /// ends the group without an error.
     pub async fn run(mut self, mut shutdown: Shutdown, deadline: Duration) -> Result<()> {
         let mut result = tokio::select! {
-            ended = self.join_next() => ended.map_or(Ok(()), |(name, result)| {
-                info!(task = name, "task ended, shutting down the others");
-                result
-            }),
+            ended = self.join_next() => match ended {
+                Some((name, result)) => {
+                    info!(task = name, "task ended, shutting down the others");
+                    result
+                }
+                None => Ok(()),
+            },
             () = shutdown.recv() => {
                 info!(tasks = ?self.names.values(), "shutting down tasks");
                 Ok(())
             }
         };
         self.trigger.fire();
+
         let rest = async {
             while let Some((name, ended)) = self.join_next().await {
                 debug!(task = name, "task ended");
@@ -151,7 +155,7 @@ impl Tasks {
     }
 }
 
-/// Keeps the first error, which is usually the cause of the later ones; logs those.
+/// Keeps the first error, which is usually the cause of the later errors; logs the later ones.
 fn keep_first(first: &mut Result<()>, next: Result<()>) {
     match next {
         Err(error) if first.is_err() => error!(error = format!("{error:#}"), "task failed during the shutdown"),
@@ -169,8 +173,10 @@ fn describe(failed: JoinError) -> Error {
 
 /// The payload of `panic!` is a `&str` for a literal, and a `String` with arguments.
 fn panic_message(payload: &(dyn Any + Send)) -> &str {
-    let literal = payload.downcast_ref::<&str>().copied();
-    literal.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+    match payload.downcast_ref::<&str>() {
+        Some(literal) => literal,
+        None => payload.downcast_ref::<String>().map_or("no message", String::as_str),
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,12 @@
 //! Compiled again in `tests/simulation/concurrency/`, where the `primitives` are those of a scheduler that tries
 //! many interleavings.
 
-use std::{cmp::Reverse, collections::BTreeMap, fmt};
+use std::{
+    cmp::Reverse,
+    collections::BTreeMap,
+    fmt,
+    iter::{repeat, zip},
+};
 
 use tokio::sync::Notify;
 use tracing::{debug, warn};
@@ -35,7 +40,6 @@ pub(super) struct OpenConnections<K> {
     /// By key and id; a higher id is a newer connection.
     pub(super) by_key: BTreeMap<K, BTreeMap<u64, OpenConnection>>,
     count: usize,
-    evictions: u64,
     eviction_log: CountedLog<()>,
 }
 
@@ -58,13 +62,8 @@ impl<K: Ord + Clone + fmt::Debug> ConnectionTable<K> {
     /// An empty table. `name` names it in log lines.
     #[must_use]
     pub fn new(name: &'static str, bounds: ConnectionBounds) -> Self {
-        let open = OpenConnections {
-            next_id: 0,
-            by_key: BTreeMap::new(),
-            count: 0,
-            evictions: 0,
-            eviction_log: CountedLog::default(),
-        };
+        let open =
+            OpenConnections { next_id: 0, by_key: BTreeMap::new(), count: 0, eviction_log: CountedLog::default() };
         Self { name, bounds, open: Arc::new(Mutex::new(open)) }
     }
 
@@ -79,49 +78,46 @@ impl<K: Ord + Clone + fmt::Debug> ConnectionTable<K> {
     /// Admits a connection like [`Self::admit`], and notifies `evicted` when it is evicted.
     #[must_use]
     pub fn admit_as(&self, key: K, evicted: Arc<Notify>) -> ConnectionPermit<K> {
-        let Self { name, bounds, .. } = *self;
+        let connection = OpenConnection { is_busy: false, evicted: evicted.clone() };
         let id = self.with(|open| {
-            let victim = if open.of(&key) >= bounds.per_key.max(1) {
-                open.victim_of(&key).map(|id| (key.clone(), id))
-            } else if open.count >= bounds.total.max(1) {
-                open.victim()
-            } else {
-                None
-            };
-            if let Some((victim, id)) = victim {
-                debug!(table = name, key = ?victim, "evicting a connection");
-                open.remove(&victim, id).inspect(|connection| connection.evicted.notify_one());
-                open.evictions += 1;
-                if let Some(count) = open.eviction_log.record(()) {
-                    warn!(
-                        table = name,
-                        count,
-                        busiest = ?open.busiest(),
-                        max_connections = bounds.total,
-                        max_per_client = bounds.per_key,
-                        "too many connections, the oldest are closed"
-                    );
-                }
-            }
-            open.next_id += 1;
-            let connection = OpenConnection { is_busy: false, evicted: evicted.clone() };
-            open.by_key.entry(key.clone()).or_default().insert(open.next_id, connection);
-            open.count += 1;
-            open.next_id
+            self.make_room(open, &key);
+            open.insert(key.clone(), connection)
         });
         ConnectionPermit { table: self.clone(), key, id, evicted }
+    }
+
+    /// Evicts a connection if a bound is reached.
+    fn make_room(&self, open: &mut OpenConnections<K>, key: &K) {
+        let ConnectionBounds { total, per_key } = self.bounds;
+        let victim = if open.of(key) >= per_key.max(1) {
+            open.victim_of(key).map(|id| (key.clone(), id))
+        } else if open.count >= total.max(1) {
+            open.victim()
+        } else {
+            None
+        };
+        let Some((key, id)) = victim else { return };
+
+        debug!(table = self.name, ?key, "evicting a connection");
+        if let Some(connection) = open.remove(&key, id) {
+            connection.evicted.notify_one();
+        }
+        if let Some(count) = open.eviction_log.record(()) {
+            warn!(
+                table = self.name,
+                count,
+                busiest = ?open.busiest(),
+                max_connections = total,
+                max_per_client = per_key,
+                "too many connections, the oldest are closed"
+            );
+        }
     }
 
     /// How many connections are open.
     #[must_use]
     pub fn count(&self) -> usize {
         self.with(|open| open.count)
-    }
-
-    /// How many connections were evicted so far.
-    #[must_use]
-    pub fn evictions(&self) -> u64 {
-        self.with(|open| open.evictions)
     }
 }
 
@@ -146,18 +142,22 @@ impl<K: Ord> OpenConnections<K> {
     where
         K: Clone,
     {
-        let keys = self.by_key.iter().flat_map(|(key, connections)| {
-            let rank = move |(id, connection): (&u64, &OpenConnection)| {
-                (Reverse(connections.len()), connection.is_busy, *id, key)
-            };
-            connections.iter().map(rank)
-        });
-        keys.min_by_key(|(count, is_busy, id, _)| (*count, *is_busy, *id)).map(|(.., id, key)| (key.clone(), id))
+        let connections = self.by_key.iter().flat_map(|(key, open)| zip(repeat((key, open.len())), open));
+        let victim = connections.min_by_key(|((_, count), (id, open))| (Reverse(*count), open.is_busy, **id));
+        victim.map(|((key, _), (id, _))| (key.clone(), *id))
     }
 
     /// The key with the most connections.
     fn busiest(&self) -> Option<&K> {
         self.by_key.iter().max_by_key(|(_, connections)| connections.len()).map(|(key, _)| key)
+    }
+
+    /// Adds a connection, and returns its id.
+    fn insert(&mut self, key: K, connection: OpenConnection) -> u64 {
+        self.next_id += 1;
+        self.count += 1;
+        self.by_key.entry(key).or_default().insert(self.next_id, connection);
+        self.next_id
     }
 
     fn remove(&mut self, key: &K, id: u64) -> Option<OpenConnection> {

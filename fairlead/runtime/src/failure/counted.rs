@@ -38,6 +38,7 @@ impl<K: Ord> CountedLog<K> {
         if self.keys.len() >= MAX_KEYS && !self.keys.contains_key(&key) {
             self.keys.retain(|_, counted| now < counted.next_line + LINE_INTERVALS.1);
         }
+
         let counted = if self.keys.len() < MAX_KEYS || self.keys.contains_key(&key) {
             self.keys.entry(key).or_insert_with(|| Counted::new(now))
         } else {
@@ -57,6 +58,7 @@ impl Counted {
         if now < self.next_line {
             return None;
         }
+
         if now >= self.next_line + LINE_INTERVALS.1 {
             self.interval = LINE_INTERVALS.0;
         }

@@ -17,8 +17,7 @@ pub fn describe_bind_error(flag: &str, address: impl Display, error: &io::Error)
     let advice = match error.kind() {
         ErrorKind::AddrInUse => {
             let port = address.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
-            let process = port.and_then(listening_process);
-            let process = process.unwrap_or_else(|| "another process".to_owned());
+            let process = port.and_then(listening_process).unwrap_or_else(|| "another process".to_owned());
             format!(": {process} listens there; end it, or set another address with {flag}")
         }
         ErrorKind::PermissionDenied => format!(": run as root, or set another address with {flag}"),
@@ -33,12 +32,13 @@ pub fn describe_bind_error(flag: &str, address: impl Display, error: &io::Error)
 /// The process that listens at a TCP port of this network namespace, as `kube-proxy (pid 812)`. `None` if this process
 /// cannot see it: it is in another PID namespace, or of another user.
 fn listening_process(port: u16) -> Option<String> {
-    let tables = ["tcp", "tcp6"].map(|table| fs::read_to_string(format!("/proc/thread-self/net/{table}")));
-    let tables = tables.into_iter().flatten().collect::<String>();
-    let sockets: HashSet<_> = tables.lines().filter_map(|line| listening_socket(line, port)).collect();
+    let mut sockets = HashSet::new();
+    for table in ["tcp", "tcp6"] {
+        let text = fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap_or_default();
+        sockets.extend(text.lines().filter_map(|line| listening_socket(line, port)));
+    }
 
-    let processes = fs::read_dir("/proc").ok()?.flatten();
-    for process in processes {
+    for process in fs::read_dir("/proc").ok()?.flatten() {
         let name = process.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         let Ok(files) = fs::read_dir(process.path().join("fd")) else { continue };

@@ -29,7 +29,8 @@ impl Default for HttpConnections {
 impl HttpConnections {
     /// Admits a connection, and evicts another one if a bound is reached.
     pub(super) fn admit(&self, stream: &TcpStream) -> io::Result<ConnectionPermit<ClientSource>> {
-        let [client, server] = [stream.peer_addr()?, stream.local_addr()?].map(|address| address.ip().to_canonical());
+        let client = stream.peer_addr()?.ip().to_canonical();
+        let server = stream.local_addr()?.ip().to_canonical();
         let table = if is_local(client, server) { &self.local } else { &self.remote };
         Ok(table.admit(client.into()))
     }

@@ -4,7 +4,6 @@
 use std::{
     io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::Arc,
     time::Duration,
 };
 
@@ -13,7 +12,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{net::TcpListener, time::sleep};
 use tracing::{info, warn};
 
-use super::{Answer, Answers, HttpConnections, ListeningSockets, bind_error::describe_bind_error, serve_until};
+use super::{Answer, HttpConnections, HttpServer, bind_error::describe_bind_error};
 use crate::{Shutdown, failure::Repeated};
 
 /// The delay between attempts to bind. In an update, the old process has the address until it ends.
@@ -60,15 +59,18 @@ pub fn bind_both_families(address: SocketAddr) -> io::Result<TcpListener> {
     if !address.ip().is_unspecified() {
         return bind(address);
     }
-    let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port()));
-    let bound = socket(any).and_then(|socket| {
-        socket.set_only_v6(false)?;
-        listen(socket, any)
-    });
-    match bound {
+
+    match bind_dual_stack(address.port()) {
         Err(error) if is_no_such_family(&error) => bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()))),
         bound => bound,
     }
+}
+
+fn bind_dual_stack(port: u16) -> io::Result<TcpListener> {
+    let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+    let socket = socket(any)?;
+    socket.set_only_v6(false)?;
+    listen(socket, any)
 }
 
 fn socket(address: SocketAddr) -> io::Result<Socket> {
@@ -103,55 +105,49 @@ where
     A: Fn(&Request<Incoming>) -> R + Send + Sync + 'static,
     R: Into<Answer> + 'static,
 {
-    let answer: Answers = Arc::new(move |request: &Request<Incoming>| -> Answer { answer(request).into() });
-    let connections = HttpConnections::default();
-    let one =
-        |address, sockets| one(address, name, on_error, connections.clone(), answer.clone(), sockets, shutdown.clone());
-    let sockets = ListeningSockets::new();
+    let server = HttpServer::new(name, HttpConnections::default(), answer, shutdown);
     if !address.ip().is_unspecified() {
-        return one(address, sockets).await;
+        return server.serve_at(address, on_error).await;
     }
 
-    let v4 = one(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port()), sockets.clone());
-    let v6 = one(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port()), sockets);
+    let v4 = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port());
+    let v6 = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port());
     // Each ends early only with an error, or where the machine lacks its IP family.
-    tokio::try_join!(v4, v6).map(drop)
+    tokio::try_join!(server.clone().serve_at(v4, on_error), server.serve_at(v6, on_error))?;
+    Ok(())
 }
 
-async fn one(
-    address: SocketAddr,
-    name: &'static str,
-    on_error: OnBindError,
-    connections: HttpConnections,
-    answer: Answers,
-    sockets: ListeningSockets,
-    mut shutdown: Shutdown,
-) -> io::Result<()> {
-    let mut binding = Repeated::default();
-    while !shutdown.is_triggered() {
-        match bind(address) {
-            Ok(listener) => {
-                info!(server = name, %address, "listening");
-                serve_until(listener, name, connections, answer, sockets, shutdown).await;
-                return Ok(());
-            }
-            Err(error) if address.ip().is_unspecified() && is_no_such_family(&error) => {
-                info!(server = name, %address, "not listening: this machine lacks the IP family");
-                return Ok(());
-            }
-            Err(error) if on_error == OnBindError::Fail => {
-                return Err(io::Error::new(error.kind(), describe_bind_error(&format!("--{name}"), address, &error)));
-            }
-            Err(error) => {
-                if binding.failed(&error.to_string()).is_news {
-                    let error = describe_bind_error(&format!("--{name}"), address, &error);
-                    warn!(server = name, error, retry_in_ms = RETRY_DELAY.as_millis(), "cannot listen, retrying");
+impl HttpServer {
+    /// As [`serve_at`], with one socket.
+    async fn serve_at(mut self, address: SocketAddr, on_error: OnBindError) -> io::Result<()> {
+        let name = self.name;
+        let flag = format!("--{name}");
+        let mut binding = Repeated::default();
+        while !self.shutdown.is_triggered() {
+            match bind(address) {
+                Ok(listener) => {
+                    info!(server = name, %address, "listening");
+                    self.serve(listener).await;
+                    return Ok(());
                 }
-                shutdown.run_until_started(sleep(RETRY_DELAY)).await;
+                Err(error) if address.ip().is_unspecified() && is_no_such_family(&error) => {
+                    info!(server = name, %address, "not listening: this machine lacks the IP family");
+                    return Ok(());
+                }
+                Err(error) if on_error == OnBindError::Fail => {
+                    return Err(io::Error::new(error.kind(), describe_bind_error(&flag, address, &error)));
+                }
+                Err(error) => {
+                    if binding.failed(&error.to_string()).is_news {
+                        let error = describe_bind_error(&flag, address, &error);
+                        warn!(server = name, error, retry_in_ms = RETRY_DELAY.as_millis(), "cannot listen, retrying");
+                    }
+                    self.shutdown.run_until_started(sleep(RETRY_DELAY)).await;
+                }
             }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Whether this machine lacks the IP family, for example because of `ipv6.disable=1`.

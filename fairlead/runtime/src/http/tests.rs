@@ -47,7 +47,8 @@ impl Server {
             };
             Answer::Deferred(Duration::from_secs(60), Box::pin(answered))
         };
-        task.spawn(serve_until(listener, "test", connections.clone(), Arc::new(answer), sockets, stopping));
+        let server = HttpServer { sockets, ..HttpServer::new("test", connections.clone(), answer, stopping) };
+        task.spawn(server.serve(listener));
         Self { address, connections, shutdown, asked, task }
     }
 

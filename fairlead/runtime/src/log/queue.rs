@@ -27,11 +27,11 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Lines {
     waiting: Vec<u8>,
-    /// A line has been dropped since the writer took those that waited.
+    /// A line has been dropped since the writer took the waiting lines.
     is_full: bool,
     /// How many lines are lost, since that was last logged.
     lost: u64,
-    /// The thread that writes. What it logs itself is never dropped: the number of lost lines.
+    /// The thread that writes. Its own line, about the number of lost lines, is never dropped.
     writer: Option<ThreadId>,
     is_writing: bool,
 }
@@ -42,24 +42,23 @@ impl Queue {
         lock(&self.0.lines).writer = Some(thread::current().id());
         loop {
             let batch = self.next_batch();
-            let (mut failed, mut is_written) = (0, true);
+            let mut failed = 0;
+            let mut is_written = true;
             for line in batch.split_inclusive(|byte| *byte == b'\n') {
                 is_written = to.write_all(line).is_ok();
                 failed += u64::from(!is_written);
             }
+
             let mut lines = lock(&self.0.lines);
             lines.lost += failed;
-            if is_written {
-                let lost = mem::take(&mut lines.lost);
-                drop(lines);
-                if lost > 0 {
-                    // A log filter that excludes warnings also excludes this number.
-                    warn!(lines = lost, "log lines are lost: stderr could not be written, or not fast enough");
-                }
-                lines = lock(&self.0.lines);
-            }
-            lines.is_writing = false;
+            let lost = if is_written { mem::take(&mut lines.lost) } else { 0 };
             drop(lines);
+            if lost > 0 {
+                // A log filter that excludes warnings also excludes this number.
+                warn!(lines = lost, "log lines are lost: stderr could not be written, or not fast enough");
+            }
+
+            lock(&self.0.lines).is_writing = false;
             self.0.changed.notify_all();
         }
     }

@@ -70,12 +70,12 @@ impl CertificateFile {
 }
 
 impl Certificates {
-    /// The validity of all files that can be read. There is one thread at most: if an earlier one still reads, there is
-    /// no other.
+    /// The validity of all files that can be read. There is one thread at most: while it reads, no other is started.
     fn read(&self) -> Vec<FileValidity> {
         let mut reads = lock(&self.reads);
         let is_first = reads.last.is_none() && reads.running.is_none();
         let timeout = if is_first { READ_TIMEOUT } else { Duration::ZERO };
+
         let running = reads.running.take().or_else(|| self.start_read());
         match running.as_ref().map(|running| running.recv_timeout(timeout)) {
             Some(Ok(read)) => reads.last = Some(read),
@@ -103,9 +103,11 @@ impl Collector for Certificates {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut writer = Writer::new(encoder);
         let read = self.read();
+
         let text = "Unix time at which a certificate that this process uses expires.";
         let samples = read.iter().map(|(name, validity)| ([("certificate", *name)], validity.not_after as f64));
         writer.labelled_gauge("fairlead_certificate_not_after_timestamp", text, Some(Unit::Seconds), samples)?;
+
         let text = "Unix time from which a certificate that this process uses is valid.";
         let samples = read.iter().map(|(name, validity)| ([("certificate", *name)], validity.not_before as f64));
         writer.labelled_gauge("fairlead_certificate_not_before_timestamp", text, Some(Unit::Seconds), samples)

@@ -26,7 +26,8 @@ impl Collector for Process {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut writer = Writer::new(encoder);
         if let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) {
-            let (user, system) = (usage.user_time(), usage.system_time());
+            let user = usage.user_time();
+            let system = usage.system_time();
             let micros = 1_000_000 * (user.tv_sec() + system.tv_sec()) + user.tv_usec() + system.tv_usec();
             writer.seconds_counter("process_cpu", "Total user and system CPU time spent.", micros as f64 / 1e6)?;
         }
@@ -34,7 +35,7 @@ impl Collector for Process {
             writer.gauge("process_resident_memory", "Resident memory size.", Some(Unit::Bytes), bytes)?;
         }
         if let Ok(files) = fs::read_dir("/proc/self/fd") {
-            // One of them is the directory that is being read.
+            // The directory that is being read is open itself.
             let open = files.count().saturating_sub(1) as f64;
             writer.gauge("process_open_fds", "Number of open file descriptors.", None, open)?;
         }
