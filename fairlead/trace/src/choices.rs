@@ -6,7 +6,7 @@ pub(crate) struct Choices {
     /// The outcome of each choice, and the number of its outcomes. Choices after the last get the first outcome.
     script: Vec<(usize, usize)>,
     made: usize,
-    /// That of the outcomes so far.
+    /// The probability of the outcomes so far.
     pub(crate) probability: f64,
 }
 
@@ -21,14 +21,16 @@ impl Choices {
         if possible.is_empty() {
             return 0;
         }
+
         if self.made == self.script.len() {
             self.script.push((0, possible.len()));
         }
         let (outcome, _) = self.script[self.made];
         self.made += 1;
-        let outcome = possible[outcome.min(possible.len() - 1)];
-        self.probability *= probabilities[outcome];
-        outcome
+
+        let chosen = possible[outcome.min(possible.len() - 1)];
+        self.probability *= probabilities[chosen];
+        chosen
     }
 
     /// The outcomes of the next evaluation; `None` after the last.

@@ -30,10 +30,10 @@ use crate::{
 pub struct NodeRules(pub(crate) Vec<Table>);
 
 impl NodeRules {
-    /// Reads the rules of nf_tables, and those that iptables has saved.
+    /// Reads the rules of nf_tables, and parses the rules that iptables has saved.
     ///
     /// # Errors
-    /// When the kernel does not answer, or what was saved cannot be read.
+    /// When the kernel does not answer, or the saved rules cannot be parsed.
     pub fn read(saved: &[SavedRules], kernel: &mut LiveKernel) -> Result<Self> {
         let saved = saved.iter().map(iptables::read).collect::<Result<Vec<_>>>()?;
         let mut tables = nft::read(kernel, &saved)?;
@@ -47,7 +47,7 @@ impl NodeRules {
 /// A base chain, or IPVS, with its position at a hook.
 #[derive(Debug)]
 struct HookedChain<'a> {
-    /// For NAT chains the priority at which the kernel does NAT, then their own; for others their own twice.
+    /// For NAT chains the priority at which the kernel does NAT, then their own; for other chains their own twice.
     priority: (i32, i32),
     kind: ChainType,
     /// `None`: IPVS.
@@ -77,6 +77,7 @@ pub fn trace(rules: &NodeRules, packet: &Packet, kernel: &mut dyn Kernel) -> Res
         if paths.len() == MAX_PATHS {
             bail!("the packet has more than {MAX_PATHS} possible paths");
         }
+
         let mut traversal = Traversal::new(packet.clone(), &mut choices, kernel);
         let verdict = rules.evaluate_path(&mut traversal)?;
         let path = traversal.path;
@@ -95,8 +96,10 @@ impl NodeRules {
         if is_own {
             route(traversal);
         }
+
         let mut result = self.evaluate_hook(traversal, first, Evaluate)?;
         traversal.track();
+
         if result == ChainVerdict::Accept {
             route(traversal);
             let to_this_node = traversal.kernel.is_local(traversal.packet.destination.ip());
@@ -108,11 +111,13 @@ impl NodeRules {
             };
             result = self.evaluate_hooks(traversal, rest)?;
         }
+
         if result == ChainVerdict::SentByIpvs {
             route(traversal);
             // Chains that translate destinations have been evaluated.
             result = self.evaluate_hooks(traversal, &[(Hook::Output, Skip), (Hook::Postrouting, Evaluate)])?;
         }
+
         Ok(match result {
             ChainVerdict::Ended(verdict) => verdict,
             ChainVerdict::Accept | ChainVerdict::SentByIpvs => PacketVerdict::Delivered,
@@ -133,46 +138,35 @@ impl NodeRules {
     /// Evaluates the chains of a hook until one does not accept the packet.
     fn evaluate_hook(&self, traversal: &mut Traversal<'_>, hook: Hook, nat_chains: NatChains) -> Result<ChainVerdict> {
         traversal.hook = hook;
-        let mut translated = false;
+        let mut is_translated = false;
         for HookedChain { priority: (_, priority), kind, chain } in self.chains_of_hook(traversal.packet.family(), hook)
         {
             if priority >= CONNTRACK {
                 traversal.track();
             }
             let is_nat = kind == ChainType::Nat;
-            if is_nat && (translated || nat_chains == NatChains::Skip || traversal.is_untracked()) {
+            if is_nat && (is_translated || nat_chains == NatChains::Skip || traversal.is_untracked()) {
                 continue;
             }
-            let before = (traversal.path.endpoint, traversal.path.masquerade.clone());
+
+            let endpoint = traversal.path.endpoint;
+            let masquerade = traversal.path.masquerade.clone();
             let verdict = match chain {
-                Some((table, name, policy)) => {
-                    let steps = traversal.path.steps.len();
-                    let drop = || PacketVerdict::Dropped { reason: format!("the policy of {}", table.full_name(name)) };
-                    let verdict = match (table.evaluate(traversal, name, 0)?, policy) {
-                        (Some(verdict), _) => verdict,
-                        (None, Policy::Drop) => ChainVerdict::Ended(drop()),
-                        (None, Policy::Accept) => ChainVerdict::Accept,
-                    };
-                    let is_dropped = verdict != ChainVerdict::Accept;
-                    if traversal.path.steps.len() == steps && (is_dropped || table.rule_count(name) > 0) {
-                        let policy = if is_dropped { "drop" } else { "accept" };
-                        let action = format!("no rule matches, policy {policy}");
-                        traversal.step(table.full_name(name), String::new(), action);
-                    }
-                    verdict
-                }
+                Some((table, name, policy)) => evaluate_base_chain(traversal, table, name, policy)?,
                 None => ipvs::schedule(traversal)?,
             };
-            translated |= is_nat && before != (traversal.path.endpoint, traversal.path.masquerade.clone());
             if verdict != ChainVerdict::Accept {
                 return Ok(verdict);
             }
+
+            let has_changed = endpoint != traversal.path.endpoint || masquerade != traversal.path.masquerade;
+            is_translated |= is_nat && has_changed;
         }
         Ok(ChainVerdict::Accept)
     }
 
-    /// The chains of a hook for packets of a family, in the order of evaluation. At the same priority those of
-    /// nf_tables come first: the order in which they were registered cannot be read.
+    /// The chains of a hook for packets of a family, in the order of evaluation. At the same priority the chains of
+    /// nf_tables come first, because the order in which chains were registered cannot be read.
     fn chains_of_hook(&self, family: IpFamily, hook: Hook) -> Vec<HookedChain<'_>> {
         let mut all = Vec::new();
         if let Some(priority) = ipvs::priority(hook) {
@@ -188,6 +182,31 @@ impl NodeRules {
         all.sort_by_key(|hooked| hooked.priority);
         all
     }
+}
+
+/// Evaluates a base chain. Shows its policy if no rule of it is shown.
+fn evaluate_base_chain(
+    traversal: &mut Traversal<'_>,
+    table: &Table,
+    name: &str,
+    policy: Policy,
+) -> Result<ChainVerdict> {
+    let chain = table.full_name(name);
+    let steps = traversal.path.steps.len();
+    let verdict = match (table.evaluate(traversal, name, 0)?, policy) {
+        (Some(verdict), _) => verdict,
+        (None, Policy::Accept) => ChainVerdict::Accept,
+        (None, Policy::Drop) => {
+            ChainVerdict::Ended(PacketVerdict::Dropped { reason: format!("the policy of {chain}") })
+        }
+    };
+
+    let is_dropped = verdict != ChainVerdict::Accept;
+    if traversal.path.steps.len() == steps && (is_dropped || table.rule_count(name) > 0) {
+        let policy = if is_dropped { "drop" } else { "accept" };
+        traversal.step(chain, String::new(), format!("no rule matches, policy {policy}"));
+    }
+    Ok(verdict)
 }
 
 fn route(traversal: &mut Traversal<'_>) {

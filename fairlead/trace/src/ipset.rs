@@ -27,6 +27,7 @@ pub(crate) fn lookup(set: &Ipset, sides: &[Side], packet: &Packet) -> SetLookup 
     if set.family.is_some_and(|of| of != packet.family()) || sides.len() < parts.len() {
         return SetLookup::NeverMatches;
     }
+
     let mut entry = IpsetEntry::default();
     for (part, side) in parts.iter().zip(sides) {
         let end = packet.end(*side);
@@ -36,7 +37,9 @@ pub(crate) fn lookup(set: &Ipset, sides: &[Side], packet: &Packet) -> SetLookup 
             "port" => {
                 entry.port = Some(end.port());
                 // A bitmap of ports has no protocol.
-                entry.protocol = (parts.len() > 1).then(|| packet.protocol.number());
+                if parts.len() > 1 {
+                    entry.protocol = Some(packet.protocol.number());
+                }
             }
             _ => return SetLookup::Unknown,
         }

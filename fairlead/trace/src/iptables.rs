@@ -29,20 +29,29 @@ pub(crate) fn read(saved: &SavedRules) -> Result<(Program, Ruleset)> {
 pub(crate) fn tables(program: Program, ruleset: Ruleset) -> impl Iterator<Item = Table> {
     let tables: Vec<_> = ruleset.tables().collect();
     tables.into_iter().map(move |table| {
-        let parsed = |(name, _): (&str, _)| (name.to_owned(), ruleset.parsed_rules(table, name).collect());
-        let rules = ruleset.chains_of(table).map(parsed).collect();
-        let base = |(name, hook): (&str, _)| {
-            let policy = match ruleset.chain(table, name)?.policy? {
-                Policy::Accept => nft::Policy::Accept,
-                Policy::Drop => nft::Policy::Drop,
-            };
-            let kind = if table == TableName::Nat { ChainType::Nat } else { ChainType::Filter };
-            Some((name.to_owned(), BaseChain { kind, hook, priority: priority(table, hook), policy }))
-        };
-        let base_chains = HOOKS.into_iter().filter_map(base).collect();
-        let name = format!("{program} {table}");
-        Table { name, family: Some(program.family), base_chains, rules: Rules::Iptables(rules) }
+        let chains = ruleset.chains_of(table);
+        let rules = chains.map(|(name, _)| (name.to_owned(), ruleset.parsed_rules(table, name).collect()));
+        Table {
+            name: format!("{program} {table}"),
+            family: Some(program.family),
+            base_chains: base_chains(&ruleset, table),
+            rules: Rules::Iptables(rules.collect()),
+        }
     })
+}
+
+fn base_chains(ruleset: &Ruleset, table: TableName) -> Vec<(String, BaseChain)> {
+    let mut base_chains = Vec::new();
+    for (name, hook) in HOOKS {
+        let Some(policy) = ruleset.chain(table, name).and_then(|chain| chain.policy) else { continue };
+        let policy = match policy {
+            Policy::Accept => nft::Policy::Accept,
+            Policy::Drop => nft::Policy::Drop,
+        };
+        let kind = if table == TableName::Nat { ChainType::Nat } else { ChainType::Filter };
+        base_chains.push((name.to_owned(), BaseChain { kind, hook, priority: priority(table, hook), policy }));
+    }
+    base_chains
 }
 
 /// `enum nf_ip_hook_priorities`.

@@ -42,10 +42,11 @@ pub(crate) fn schedule(traversal: &mut Traversal<'_>) -> Result<ChainVerdict> {
         return Ok(ChainVerdict::Accept);
     }
     let Some((key, server)) = find(traversal)? else { return Ok(ChainVerdict::Accept) };
+
     let name = name(&key);
     let scheduler = server.scheduling.scheduler.to_string();
     let rule = format!("virtual server {name}, scheduler {scheduler}");
-    let (available, unavailable): (Vec<_>, Vec<_>) = server.destinations.iter().partition(|it| accepts_new(it));
+    let (available, unavailable): (Vec<_>, Vec<_>) = server.destinations.iter().partition(|to| accepts_new(to));
     let note = unavailable_note(&unavailable);
     if available.is_empty() {
         let with = match traversal.packet.family() {
@@ -57,6 +58,7 @@ pub(crate) fn schedule(traversal: &mut Traversal<'_>) -> Result<ChainVerdict> {
         let reason = format!("virtual server {name} has no destination that accepts new connections");
         return Ok(ChainVerdict::Ended(PacketVerdict::Rejected { with: with.to_owned(), reason }));
     }
+
     let is_persistent = server.scheduling.flags & PERSISTENT != 0;
     let persistent = if is_persistent { persistent(traversal, &key, &available)? } else { None };
     let destination = match persistent {
@@ -68,12 +70,13 @@ pub(crate) fn schedule(traversal: &mut Traversal<'_>) -> Result<ChainVerdict> {
         traversal
             .unknown(format!("{address} uses a forwarding method other than masquerading, which is not evaluated"));
     }
+
     let scheduled = IpvsSelection { server: name, scheduler, is_persistent: persistent.is_some() };
     // A persistent virtual server for a mark does not translate ports (`ip_vs_sched_persist`).
     let keeps_port = is_persistent && matches!(key, VirtualServerKey::FwMark(..));
-    let port = Some(destination.address.port()).filter(|port| *port != 0 && !keeps_port);
-    let to = SocketAddr::new(destination.address.ip(), port.unwrap_or(traversal.packet.destination.port()));
-    traversal.translate(Some(to.ip()), Some(to.port()));
+    let port = destination.address.port();
+    traversal.translate(Some(destination.address.ip()), if port == 0 || keeps_port { None } else { Some(port) });
+    let to = traversal.packet.destination;
     let of = if available.len() > 1 { format!(" of {}", available.len()) } else { String::new() };
     traversal.step(NAME.to_owned(), rule, format!("destination {to}{of}, {scheduled}{note}"));
     traversal.path.scheduled = Some(scheduled);
@@ -84,10 +87,14 @@ pub(crate) fn schedule(traversal: &mut Traversal<'_>) -> Result<ChainVerdict> {
 /// The virtual server for the packet: first by mark, then by address.
 fn find(traversal: &mut Traversal<'_>) -> Result<Option<(VirtualServerKey, VirtualServer)>> {
     let packet = &traversal.packet;
-    let by_mark = (traversal.mark != 0).then_some(VirtualServerKey::FwMark(packet.family(), traversal.mark));
-    let addresses = [packet.destination, SocketAddr::new(packet.destination.ip(), 0)];
-    let by_address = addresses.map(|address| VirtualServerKey::Address(packet.protocol, address));
-    for key in by_mark.into_iter().chain(by_address) {
+    let mut keys = Vec::new();
+    if traversal.mark != 0 {
+        keys.push(VirtualServerKey::FwMark(packet.family(), traversal.mark));
+    }
+    keys.push(VirtualServerKey::Address(packet.protocol, packet.destination));
+    keys.push(VirtualServerKey::Address(packet.protocol, SocketAddr::new(packet.destination.ip(), 0)));
+
+    for key in keys {
         if let Some(server) = traversal.kernel.virtual_server(&key)? {
             return Ok(Some((key, server)));
         }
@@ -102,19 +109,17 @@ fn persistent<'a>(
     available: &[&'a Destination],
 ) -> Result<Option<&'a Destination>> {
     let Some(address) = traversal.kernel.persistent(key, traversal.packet.source.ip())? else { return Ok(None) };
-    // The entry of a virtual server without a port has none.
-    let matches = |destination: &&&Destination| {
-        let candidate = destination.address;
-        candidate.ip() == address.ip() && (address.port() == 0 || candidate.port() == address.port())
-    };
-    Ok(available.iter().find(matches).copied())
+    // The entry of a virtual server without a port has no port.
+    let has_port = |port: u16| address.port() == 0 || port == address.port();
+    let mut same_ip = available.iter().filter(|to| to.address.ip() == address.ip());
+    Ok(same_ip.find(|to| has_port(to.address.port())).copied())
 }
 
 /// The probability of each destination: by weight if the scheduler is the weighted round robin, otherwise equal.
 fn probabilities(scheduler: &str, available: &[&Destination]) -> Vec<f64> {
-    let share = |it: &&Destination| if scheduler == "wrr" { f64::from(it.weight) } else { 1.0 };
+    let share = |to: &&Destination| if scheduler == "wrr" { f64::from(to.weight) } else { 1.0 };
     let total: f64 = available.iter().map(share).sum();
-    available.iter().map(|it| share(it) / total).collect()
+    available.iter().map(|to| share(to) / total).collect()
 }
 
 fn accepts_new(destination: &Destination) -> bool {
@@ -124,14 +129,18 @@ fn accepts_new(destination: &Destination) -> bool {
 
 /// Names the destinations that accept no new connections; empty when there are none.
 fn unavailable_note(destinations: &[&Destination]) -> String {
-    let describe = |it: &&Destination| match it.weight {
-        0 => format!("{} (weight 0)", it.address),
-        _ => format!("{} (upper threshold of {} connections reached)", it.address, it.upper_threshold),
-    };
-    match destinations {
-        [] => String::new(),
-        some => format!("; no new connections to {}", some.iter().map(describe).collect::<Vec<_>>().join(", ")),
+    if destinations.is_empty() {
+        return String::new();
     }
+    let described: Vec<_> = destinations.iter().map(|destination| describe_unavailable(destination)).collect();
+    format!("; no new connections to {}", described.join(", "))
+}
+
+fn describe_unavailable(Destination { address, weight, upper_threshold, .. }: &Destination) -> String {
+    if *weight == 0 {
+        return format!("{address} (weight 0)");
+    }
+    format!("{address} (upper threshold of {upper_threshold} connections reached)")
 }
 
 fn name(service: &VirtualServerKey) -> String {

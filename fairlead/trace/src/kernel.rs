@@ -127,9 +127,9 @@ impl Kernel for LiveKernel {
         if let Some(element) = self.get(table, set, key).with_context(what)? {
             return Ok(Some(element));
         }
-        // That for all other keys.
+        // The element for all other keys.
         match self.get(table, set, &[]) {
-            // Kernels before 5.13 have none.
+            // Kernels before 5.13 have no such element.
             Err(error) if error.is_invalid() || error.is_unsupported() => Ok(None),
             found => found.with_context(what),
         }

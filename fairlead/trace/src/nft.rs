@@ -36,6 +36,7 @@ pub(crate) fn read(LiveKernel { nft, .. }: &mut LiveKernel, saved: &[(Program, R
         let is_saved =
             |program: &Program| program.variant == Variant::Nft && family == TableFamily::from(program.family);
         let ruleset = saved.iter().find(|(program, _)| is_saved(program)).map(|(_, ruleset)| ruleset);
+
         for table in nft.tables(family).context("list tables")? {
             if table.flags & DORMANT == 0 {
                 tables.extend(read_table(nft, table, ruleset)?.map(TableRules::into_table));
@@ -45,25 +46,28 @@ pub(crate) fn read(LiveKernel { nft, .. }: &mut LiveKernel, saved: &[(Program, R
     Ok(tables)
 }
 
-/// A table, without the base chains that iptables has saved: their rules contain expressions of xtables. `None`: it has
-/// no others.
+/// A table, without the base chains that iptables has saved, because their rules contain expressions of xtables.
+/// `None`: it has no other base chains.
 fn read_table(handle: &mut NftHandle, table: nft::Table, saved: Option<&Ruleset>) -> Result<Option<TableRules>> {
     let what = || format!("list table {} {}", table.family, table.name);
     let mut chains = handle.chains(&table).with_context(what)?;
     if let (Some(saved), Some(name)) = (saved, ::iptables::Table::from_name(&table.name)) {
-        // One that it prints without a policy is no base chain for it.
-        let is_saved = |chain: &str| saved.chain(name, chain).is_some_and(|chain| chain.policy.is_some());
-        chains.iter_mut().filter(|chain| is_saved(&chain.name)).for_each(|chain| chain.base = None);
+        for chain in &mut chains {
+            // A chain that iptables prints without a policy is no base chain of iptables.
+            if saved.chain(name, &chain.name).is_some_and(|saved| saved.policy.is_some()) {
+                chain.base = None;
+            }
+        }
     }
     if chains.iter().all(|chain| chain.base.is_none()) {
         return Ok(None);
     }
-    let sets = handle.sets(&table).with_context(what)?;
+
+    let sets = handle.sets(&table).with_context(what)?.into_iter().map(|set| (set.name.clone(), set)).collect();
     let mut rules = HashMap::<_, Vec<_>>::new();
     for listed in handle.rules(&table).with_context(what)? {
         rules.entry(listed.chain).or_default().push(listed.rule);
     }
-    let sets = sets.into_iter().map(|set| (set.name.clone(), set)).collect();
     Ok(Some(TableRules { table, chains, rules, sets }))
 }
 

@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use crate::packet::Packet;
 
-/// The least probability that is taken for certain: it is printed as 100 %.
-const ALWAYS: f64 = 0.9995;
+/// The least probability that is taken for certain, because it is printed as 100 %.
+const CERTAIN: f64 = 0.9995;
 
 /// A rule that matched, or a chain in which none did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -97,7 +97,7 @@ pub struct Trace {
 /// Paths with the same verdict that differ in the endpoint only.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathSummary<'a> {
-    /// One of them.
+    /// One of these paths.
     pub example: &'a Path,
     /// Each endpoint.
     pub endpoints: Vec<PossibleEndpoint>,
@@ -121,20 +121,12 @@ impl Trace {
     pub fn summaries(&self) -> Vec<PathSummary<'_>> {
         let mut summaries: Vec<PathSummary<'_>> = Vec::new();
         for path in &self.paths {
-            let index = summaries.iter().position(|summary| summary.example.group() == path.group());
-            let index = index.unwrap_or_else(|| {
-                summaries.push(PathSummary { example: path, endpoints: Vec::new(), probability: 0.0 });
-                summaries.len() - 1
-            });
-            let summary = &mut summaries[index];
-            summary.probability += path.probability;
-            if let Some(address) = path.endpoint {
-                match summary.endpoints.iter_mut().find(|other| other.address == address) {
-                    Some(endpoint) => endpoint.probability += path.probability,
-                    None => {
-                        let source = path.masquerade.as_ref().and_then(|translation| translation.source);
-                        summary.endpoints.push(PossibleEndpoint { address, probability: path.probability, source });
-                    }
+            match summaries.iter_mut().find(|summary| summary.example.group() == path.group()) {
+                Some(summary) => summary.add(path),
+                None => {
+                    let mut summary = PathSummary { example: path, endpoints: Vec::new(), probability: 0.0 };
+                    summary.add(path);
+                    summaries.push(summary);
                 }
             }
         }
@@ -152,9 +144,34 @@ impl Path {
 }
 
 impl PathSummary<'_> {
+    fn add(&mut self, path: &Path) {
+        self.probability += path.probability;
+        let Some(address) = path.endpoint else { return };
+        if let Some(endpoint) = self.endpoints.iter_mut().find(|other| other.address == address) {
+            endpoint.probability += path.probability;
+            return;
+        }
+        let source = path.masquerade.as_ref().and_then(|translation| translation.source);
+        self.endpoints.push(PossibleEndpoint { address, probability: path.probability, source });
+    }
+
     /// Whether the new source depends on the endpoint.
     fn has_several_sources(&self) -> bool {
         self.endpoints.windows(2).any(|pair| pair[0].source != pair[1].source)
+    }
+}
+
+impl PossibleEndpoint {
+    fn describe(&self, with_probability: bool, with_source: bool) -> String {
+        let Self { address, probability, source } = self;
+        let mut details = Vec::new();
+        if with_probability {
+            details.push(percent(*probability));
+        }
+        if with_source && let Some(source) = source {
+            details.push(format!("from {source}"));
+        }
+        if details.is_empty() { address.to_string() } else { format!("{address} ({})", details.join(", ")) }
     }
 }
 
@@ -177,9 +194,10 @@ impl fmt::Display for IpvsSelection {
 impl fmt::Display for PathSummary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let has_several_sources = self.has_several_sources();
-        if self.probability < ALWAYS {
+        if self.probability < CERTAIN {
             write!(f, "{}: ", percent(self.probability))?;
         }
+
         match (&self.example.verdict, &self.endpoints[..]) {
             (PacketVerdict::Rejected { with, reason }, _) => write!(f, "rejected with {with}: {reason}")?,
             (PacketVerdict::Dropped { reason }, _) => write!(f, "dropped: {reason}")?,
@@ -195,33 +213,29 @@ impl fmt::Display for PathSummary<'_> {
                 write!(f, "sent to {address}, the endpoint of earlier connections of this client")?;
             }
             // Other paths lead to other endpoints.
-            (PacketVerdict::Delivered, [only]) if self.probability < ALWAYS => write!(f, "sent to {}", only.address)?,
+            (PacketVerdict::Delivered, [only]) if self.probability < CERTAIN => write!(f, "sent to {}", only.address)?,
             (PacketVerdict::Delivered, [only]) => write!(f, "sent to the only endpoint, {}", only.address)?,
             (PacketVerdict::Delivered, endpoints) => {
                 let scheduled = self.example.scheduled.as_ref();
-                let has_probabilities = scheduled.is_none_or(IpvsSelection::is_round_robin);
-                let shown: Vec<_> = endpoints
-                    .iter()
-                    .map(|PossibleEndpoint { address, probability, source }| {
-                        let share = has_probabilities.then(|| percent(*probability));
-                        let source = source.filter(|_| has_several_sources).map(|source| format!("from {source}"));
-                        let details: Vec<_> = share.into_iter().chain(source).collect();
-                        if details.is_empty() {
-                            address.to_string()
-                        } else {
-                            format!("{address} ({})", details.join(", "))
-                        }
-                    })
-                    .collect();
                 let method = scheduled.map(|scheduled| format!(", {scheduled}")).unwrap_or_default();
+                let has_probabilities = scheduled.is_none_or(IpvsSelection::is_round_robin);
+                let mut shown = Vec::new();
+                for endpoint in endpoints {
+                    shown.push(endpoint.describe(has_probabilities, has_several_sources));
+                }
                 write!(f, "sent to one of {} endpoints{method}: {}", endpoints.len(), shown.join(", "))?;
             }
         }
+
         match &self.example.masquerade {
             Some(SourceTranslation { source, reason }) if self.example.verdict == PacketVerdict::Delivered => {
-                let common = source.filter(|_| !has_several_sources);
-                let source = common.map(|source| format!(" as {source}")).unwrap_or_default();
-                write!(f, "; source masqueraded{source}, by rule: {reason}")
+                write!(f, "; source masqueraded")?;
+                if let Some(source) = source
+                    && !has_several_sources
+                {
+                    write!(f, " as {source}")?;
+                }
+                write!(f, ", by rule: {reason}")
             }
             None if self.example.verdict == PacketVerdict::Delivered && !self.endpoints.is_empty() => {
                 write!(f, "; source unchanged")

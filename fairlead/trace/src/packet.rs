@@ -35,12 +35,14 @@ pub struct Packet {
 
 /// The length of the headers that a rule may read: that of IPv6, and as much of TCP.
 const HEADER_LEN: usize = 40;
-/// The offset of the flags in a TCP header, and SYN.
-const TCP_SYN: (usize, u8) = (13, 0x02);
+/// The offset of the flags in a TCP header.
+const TCP_FLAGS: usize = 13;
+const SYN: u8 = 0x02;
 
 impl Packet {
-    /// Whether these bytes of a header follow from this struct. Others depend on the sender or on the link: DSCP, flow
-    /// labels, lengths, TTL, sequence numbers, windows, checksums, options, MAC addresses. It is not a fragment.
+    /// Whether these bytes of a header follow from this struct. Other bytes depend on the sender or on the link: DSCP,
+    /// flow labels, lengths, TTL, sequence numbers, windows, checksums, options, MAC addresses. The packet is not a
+    /// fragment.
     pub(crate) fn knows(&self, base: PayloadBase, offset: u32, len: u32) -> bool {
         const END: u32 = u32::MAX;
         let unknown: &[(u32, u32)] = match (base, self.family(), self.protocol) {
@@ -79,10 +81,11 @@ impl Packet {
                 header[..2].copy_from_slice(&self.source.port().to_be_bytes());
                 header[2..4].copy_from_slice(&self.destination.port().to_be_bytes());
                 if self.protocol == Protocol::Tcp {
-                    header[TCP_SYN.0] = TCP_SYN.1;
+                    header[TCP_FLAGS] = SYN;
                 }
             }
         }
+
         let from = offset as usize;
         header.get(from..from.checked_add(len as usize)?).map(<[u8]>::to_vec)
     }

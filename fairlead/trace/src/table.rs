@@ -86,6 +86,7 @@ impl Table {
         if depth > MAX_DEPTH {
             bail!("{name}: chains jump to each other in a cycle");
         }
+
         for rule in 0..self.rule_count(chain) {
             let result = match &self.rules {
                 Rules::Nft(nft) => nft::eval::evaluate(traversal, nft, &name, chain, rule),

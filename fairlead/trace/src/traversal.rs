@@ -99,10 +99,14 @@ impl<'a> Traversal<'a> {
 
     /// Translates the destination to an endpoint.
     pub(crate) fn translate(&mut self, address: Option<IpAddr>, port: Option<u16>) {
-        let to = self.packet.destination;
-        let to = SocketAddr::new(address.unwrap_or(to.ip()), port.unwrap_or(to.port()));
-        self.packet.destination = to;
-        self.path.endpoint = Some(to);
+        let destination = &mut self.packet.destination;
+        if let Some(address) = address {
+            destination.set_ip(address);
+        }
+        if let Some(port) = port {
+            destination.set_port(port);
+        }
+        self.path.endpoint = Some(*destination);
     }
 
     /// Connection tracking sees the packet, unless a rule has prevented that.
@@ -112,7 +116,8 @@ impl<'a> Traversal<'a> {
         }
     }
 
-    /// Connection tracking is to ignore the packet; returns whether it does. It does not if it has seen the packet.
+    /// Connection tracking is to ignore the packet. Returns whether it does, which it does not if it has seen the
+    /// packet.
     pub(crate) fn untrack(&mut self) -> bool {
         if self.tracking == Tracking::Undecided {
             self.tracking = Tracking::Untracked;

@@ -15,6 +15,7 @@ pub(crate) fn evaluate(traversal: &mut Traversal<'_>, chain: &str, rule: &Rule) 
     if !matches(traversal, chain, rule)? {
         return Ok(RuleResult::Continue);
     }
+
     let Some((action, result)) = apply(traversal, chain, rule)? else { return Ok(RuleResult::Continue) };
     traversal.step(chain.to_owned(), rule.text.clone(), action);
     Ok(result)
@@ -102,6 +103,7 @@ fn map_mark(traversal: &mut Traversal<'_>, chain: &str, name: &str, sides: &[Sid
             return Ok(None);
         }
     };
+
     let Some(mark) = traversal.kernel.ipset_mark(name, &entry)? else { return Ok(None) };
     let before = std::mem::replace(&mut traversal.mark, mark);
     Ok(Some(format!("{} is in {name}: mark {before:#x} set to {mark:#x}", ipset::describe(&entry))))

@@ -21,13 +21,22 @@ pub struct VirtualServer {
     pub destinations: Vec<Destination>,
 }
 
+/// An entry of [`CONNECTIONS`].
+struct ConnectionEntry<'a> {
+    protocol: &'a str,
+    client: SocketAddr,
+    server: SocketAddr,
+    destination: SocketAddr,
+}
+
 /// The destination to which a persistent virtual server sends a client.
 pub(super) fn persistent(server: &VirtualServerKey, client: IpAddr) -> Result<Option<SocketAddr>> {
     let listed = fs::read_to_string(CONNECTIONS).context("read the connections of IPVS")?;
     Ok(find(&listed, server, client))
 }
 
-/// The same, in the list of the kernel: numbers are hexadecimal, IPv6 addresses are not abbreviated.
+/// The destination in the list of the kernel, whose numbers are hexadecimal and whose IPv6 addresses are not
+/// abbreviated.
 fn find(listed: &str, server: &VirtualServerKey, client: IpAddr) -> Option<SocketAddr> {
     let (protocol, at) = match server {
         VirtualServerKey::Address(protocol, address) => (protocol.to_string(), *address),
@@ -40,15 +49,29 @@ fn find(listed: &str, server: &VirtualServerKey, client: IpAddr) -> Option<Socke
             ("IP".to_owned(), ([high, low, 0, 0, 0, 0, 0, 0], 0).into())
         }
     };
-    let destination = |line: &str| {
+
+    let mut templates = listed.lines().filter_map(ConnectionEntry::parse).filter(|entry| entry.client.port() == 0);
+    let found = templates.find(|entry| entry.protocol == protocol && entry.client.ip() == client && entry.server == at);
+    found.map(|entry| entry.destination)
+}
+
+impl<'a> ConnectionEntry<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
         let words: Vec<_> = line.split_whitespace().collect();
-        let &[of, from, from_port, to, to_port, destination, port, ..] = &words[..] else { return None };
-        let socket = |ip, port| Some(SocketAddr::new(address(ip)?, u16::from_str_radix(port, 16).ok()?));
-        let is_it =
-            of == protocol && socket(from, from_port)? == SocketAddr::new(client, 0) && socket(to, to_port)? == at;
-        is_it.then(|| socket(destination, port))?
-    };
-    listed.lines().find_map(destination)
+        let &[protocol, client, client_port, server, server_port, destination, port, ..] = &words[..] else {
+            return None;
+        };
+        Some(Self {
+            protocol,
+            client: socket(client, client_port)?,
+            server: socket(server, server_port)?,
+            destination: socket(destination, port)?,
+        })
+    }
+}
+
+fn socket(ip: &str, port: &str) -> Option<SocketAddr> {
+    Some(SocketAddr::new(address(ip)?, u16::from_str_radix(port, 16).ok()?))
 }
 
 fn address(text: &str) -> Option<IpAddr> {

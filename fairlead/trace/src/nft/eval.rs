@@ -1,6 +1,6 @@
 //! Evaluates a rule of nf_tables: each expression on registers.
 
-use std::net::IpAddr;
+use std::{cmp::Ordering, net::IpAddr};
 
 use anyhow::Result;
 use netlink::nft::{
@@ -57,15 +57,14 @@ pub(crate) fn evaluate(
     rule: usize,
 ) -> Result<RuleResult> {
     let rule = &rules.rules[chain][rule];
-    let chain_comment =
-        rules.chains.iter().find(|other| other.name == chain).and_then(|chain| chain.comment.as_deref());
+    let listed = rules.chains.iter().find(|listed| listed.name == chain);
     let run = RuleRun {
         traversal,
         rules,
         chain: full_name,
         rule,
         comment: rule.comment.as_deref().unwrap_or_default(),
-        chain_comment: chain_comment.unwrap_or_default(),
+        chain_comment: listed.and_then(|chain| chain.comment.as_deref()).unwrap_or_default(),
         registers: Registers([0; 64]),
         verdict: None,
         decided: None,
@@ -84,9 +83,11 @@ impl RuleRun<'_, '_, '_> {
                 break;
             }
         }
+
         self.actions.extend(self.verdict.as_ref().map(ToString::to_string));
         let action = if self.actions.is_empty() { "matches".to_owned() } else { self.actions.join("; ") };
         self.traversal.step(self.chain.to_owned(), self.rule.to_string(), action);
+
         if let Some(verdict) = self.decided.take() {
             return Ok(RuleResult::Decided(verdict));
         }
@@ -144,16 +145,7 @@ impl RuleRun<'_, '_, '_> {
                 self.registers.load(*dreg, &value);
             }
             Expr::Cmp { sreg, op, data } => {
-                let ordering = self.registers.get(*sreg, data.len()).cmp(&data[..]);
-                let holds = match op {
-                    CmpOp::Eq => ordering.is_eq(),
-                    CmpOp::Neq => ordering.is_ne(),
-                    CmpOp::Lt => ordering.is_lt(),
-                    CmpOp::Lte => ordering.is_le(),
-                    CmpOp::Gt => ordering.is_gt(),
-                    CmpOp::Gte => ordering.is_ge(),
-                };
-                return Ok(holds);
+                return Ok(holds(*op, self.registers.get(*sreg, data.len()).cmp(&data[..])));
             }
             Expr::Range { sreg, op, from, to } => {
                 let value = self.registers.get(*sreg, from.len());
@@ -161,8 +153,8 @@ impl RuleRun<'_, '_, '_> {
                 return Ok(inside == (*op == RangeOp::Eq));
             }
             Expr::Bitwise { sreg, dreg, mask, xor } => {
-                let value = self.registers.get(*sreg, mask.len()).iter().zip(&mask[..]).zip(&xor[..]);
-                let value: Vec<_> = value.map(|((value, mask), xor)| (value & mask) ^ xor).collect();
+                let bytes = self.registers.get(*sreg, mask.len()).iter().zip(&mask[..]).zip(&xor[..]);
+                let value: Vec<_> = bytes.map(|((byte, mask), xor)| (byte & mask) ^ xor).collect();
                 self.registers.load(*dreg, &value);
             }
             Expr::Byteorder { sreg, dreg, len, size, .. } => {
@@ -176,14 +168,7 @@ impl RuleRun<'_, '_, '_> {
             Expr::Immediate { dreg, data } => self.registers.load(*dreg, data),
             Expr::Verdict(verdict) => self.verdict = Some(verdict.clone()),
             Expr::Lookup { set, sreg, dreg, matches } => return self.lookup(set, *sreg, *dreg, *matches),
-            Expr::Dynset { set, op, key, .. } => {
-                let types = self.rules.sets.get(set).map_or(&[][..], |set| &set.key);
-                let key = value_text(self.registers.get(*key, value_len(types)), types);
-                self.actions.push(match op {
-                    DynsetOp::Delete => format!("delete {key} from @{set}"),
-                    DynsetOp::Add | DynsetOp::Update => format!("add {key} to @{set}"),
-                });
-            }
+            Expr::Dynset { set, op, key, .. } => self.change_set(set, *op, *key),
             Expr::Numgen { dreg, kind, modulus, offset } => {
                 let number = self.generate(*modulus, *kind);
                 self.registers.load(*dreg, &(offset + number).to_ne_bytes());
@@ -236,11 +221,6 @@ impl RuleRun<'_, '_, '_> {
     }
 
     fn meta(&mut self, key: MetaKey) -> Vec<u8> {
-        let name = |name: String| {
-            let mut bytes = name.into_bytes();
-            bytes.resize(IFNAMSIZ, 0);
-            bytes
-        };
         match key {
             MetaKey::Mark => self.traversal.mark.to_ne_bytes().to_vec(),
             MetaKey::L4proto => vec![self.traversal.packet.protocol.number()],
@@ -248,8 +228,8 @@ impl RuleRun<'_, '_, '_> {
                 IpFamily::V4 => vec![2],
                 IpFamily::V6 => vec![10],
             },
-            MetaKey::Iifname => name(self.traversal.input()),
-            MetaKey::Oifname => name(self.traversal.output()),
+            MetaKey::Iifname => padded(self.traversal.input()),
+            MetaKey::Oifname => padded(self.traversal.output()),
             MetaKey::Iif => index(&self.traversal.input()).to_ne_bytes().to_vec(),
             MetaKey::Oif => index(&self.traversal.output()).to_ne_bytes().to_vec(),
             MetaKey::Priority => vec![0; 4],
@@ -295,9 +275,10 @@ impl RuleRun<'_, '_, '_> {
 
     fn lookup(&mut self, set: &str, sreg: Register, dreg: Option<Register>, matches: LookupMatch) -> Result<bool> {
         let Some(listed) = self.rules.sets.get(set) else { return Ok(self.unknown("lookup")) };
-        let key = self.registers.get(sreg, value_len(&listed.key)).to_vec();
-        let element = self.traversal.kernel.element(&self.rules.table, set, &key)?;
-        let key = value_text(&key, &listed.key);
+        let value = self.registers.get(sreg, value_len(&listed.key)).to_vec();
+        let element = self.traversal.kernel.element(&self.rules.table, set, &value)?;
+
+        let key = value_text(&value, &listed.key);
         let name = if set.starts_with("__") { "the anonymous set".to_owned() } else { format!("@{set}") };
         match (element, matches) {
             (None, LookupMatch::InSet) | (Some(_), LookupMatch::NotInSet) => return Ok(false),
@@ -315,6 +296,15 @@ impl RuleRun<'_, '_, '_> {
             (Some(SetElement::Key), _) => self.actions.push(format!("{key} is in {name}")),
         }
         Ok(true)
+    }
+
+    fn change_set(&mut self, set: &str, op: DynsetOp, key: Register) {
+        let types = self.rules.sets.get(set).map_or(&[][..], |set| &set.key);
+        let key = value_text(self.registers.get(key, value_len(types)), types);
+        self.actions.push(match op {
+            DynsetOp::Delete => format!("delete {key} from @{set}"),
+            DynsetOp::Add | DynsetOp::Update => format!("add {key} to @{set}"),
+        });
     }
 
     fn generate(&mut self, modulus: u32, kind: NumgenType) -> u32 {
@@ -339,6 +329,7 @@ impl RuleRun<'_, '_, '_> {
         let field = |register, len| FieldReader::new(self.registers.get(register, len));
         let address = addr.and_then(|register| field(register, family.address_len()).addr(family));
         let port = port.and_then(|register| field(register, 2).port());
+
         match kind {
             NatType::Dnat => {
                 self.traversal.translate(address, port);
@@ -362,12 +353,31 @@ impl RuleRun<'_, '_, '_> {
             RejectWith::Icmp(code) | RejectWith::Icmpx(code) => format!("ICMP unreachable, code {code}"),
         };
         self.actions.push(format!("rejected with {with}"));
+
         let reason = match (self.comment, self.chain_comment) {
             ("", "") => self.traversal.jumped_by.last().map_or(self.chain, String::as_str).to_owned(),
             ("", comment) | (comment, _) => comment.to_owned(),
         };
         self.decided = Some(ChainVerdict::Ended(PacketVerdict::Rejected { with, reason }));
     }
+}
+
+fn holds(op: CmpOp, ordering: Ordering) -> bool {
+    match op {
+        CmpOp::Eq => ordering.is_eq(),
+        CmpOp::Neq => ordering.is_ne(),
+        CmpOp::Lt => ordering.is_lt(),
+        CmpOp::Lte => ordering.is_le(),
+        CmpOp::Gt => ordering.is_gt(),
+        CmpOp::Gte => ordering.is_ge(),
+    }
+}
+
+/// The name of an interface, padded with zeros.
+fn padded(name: String) -> Vec<u8> {
+    let mut bytes = name.into_bytes();
+    bytes.resize(IFNAMSIZ, 0);
+    bytes
 }
 
 /// The index of an interface of this namespace; 0 for none.
