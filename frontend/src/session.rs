@@ -133,6 +133,14 @@ enum SessionEnd {
     ProtocolError(SessionError),
 }
 
+/// One stream: who has opened it, and the messages in both directions.
+struct ClientStream<Input> {
+    context: Arc<FrontendContext>,
+    identity: Identity,
+    input: Input,
+    output: MessageSink,
+}
+
 /// The client of a stream, as log lines and the status of its node name it.
 #[derive(Debug)]
 struct StreamClient {
@@ -151,26 +159,26 @@ struct StreamClient {
 pub(crate) async fn run(
     context: Arc<FrontendContext>,
     identity: Identity,
-    mut input: impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin,
+    input: impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin,
     output: mpsc::Sender<OutgoingMessage>,
     shutdown: Shutdown,
 ) -> Result<(), SessionError> {
-    let Some(hello) = receive_hello(&context, &mut input).await? else { return Ok(()) };
-    let client = StreamClient::of(&identity, &hello);
+    let mut stream = ClientStream { context: context.clone(), identity, input, output: MessageSink::new(output) };
+    let Some(hello) = stream.receive_hello().await? else { return Ok(()) };
+    let client = StreamClient::of(&stream.identity, &hello);
 
-    let admitted = admit(&context, &identity, &hello);
+    let admitted = admit(&context, &stream.identity, &hello);
     let permit = admitted.inspect_err(|error| client.report(&context, error, "stream rejected"))?;
 
-    let stream = async {
-        let mut output = MessageSink::new(output);
-        match serve_until_end(&context, &identity, hello, permit, &mut input, &mut output, shutdown).await {
+    let served = async {
+        match stream.serve_until_end(hello, permit, shutdown).await {
             SessionEnd::Disconnected => {
                 debug!("stream ended");
                 Ok(())
             }
             SessionEnd::Drained(reason) => {
                 debug!(reason, "draining the stream");
-                drain(&context, reason, input, output).await
+                stream.drain(reason).await
             }
             SessionEnd::ProtocolError(error) => {
                 client.report(&context, &error, "stream closed after a protocol error");
@@ -178,29 +186,10 @@ pub(crate) async fn run(
             }
         }
     };
-    stream.instrument(client.span.clone()).await
+    served.instrument(client.span.clone()).await
 }
 
-/// Waits for the first message of a client, which is its Hello. `None`: it has disconnected instead.
-async fn receive_hello(
-    context: &FrontendContext,
-    input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
-) -> Result<Option<Hello>, SessionError> {
-    let deadline = context.config.hello_deadline;
-    let first = timeout(deadline, input.next()).await.map_err(|_| SessionError::NoHello(deadline))?;
-
-    match first.transpose()? {
-        None => Ok(None),
-        Some(ClientMessage::Hello(hello)) => Ok(Some(truncated_hello(hello))),
-        Some(_) => Err(SessionError::HelloExpected),
-    }
-}
-
-/// A Hello with the start of the name and version of the backend.
-fn truncated_hello(hello: Hello) -> Hello {
-    let start = |text: &str| text.chars().take(MAX_LABEL_CHARS).collect();
-    Hello { backend: start(&hello.backend), backend_version: start(&hello.backend_version), ..hello }
-}
+// === The start of a stream ===
 
 /// Decides whether a stream is accepted: whether the client may follow the node, can be understood, and has a stream
 /// left.
@@ -222,6 +211,12 @@ fn admit(context: &FrontendContext, identity: &Identity, hello: &Hello) -> Resul
 
     let streams = context.config.streams_per_node;
     context.rate_limiter.open_stream(hello).ok_or(SessionError::TooManyStreams(streams))
+}
+
+/// A Hello with the start of the name and version of the backend.
+fn truncated_hello(hello: Hello) -> Hello {
+    let start = |text: &str| text.chars().take(MAX_LABEL_CHARS).collect();
+    Hello { backend: start(&hello.backend), backend_version: start(&hello.backend_version), ..hello }
 }
 
 impl StreamClient {
@@ -265,65 +260,154 @@ fn stream_span(node: &str, role: Role) -> Span {
     info_span!("stream", %node, ?role)
 }
 
-/// Serves a stream until it ends. Its maximum age and the shutdown interrupt the session wherever it waits, because the
-/// client may have stopped reading.
-async fn serve_until_end(
-    context: &Arc<FrontendContext>,
-    identity: &Identity,
-    hello: Hello,
-    permit: StreamPermit,
-    input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
-    output: &mut MessageSink,
-    shutdown: Shutdown,
-) -> SessionEnd {
-    let age = context.config.max_stream_age.map(jittered);
-    tokio::select! {
-        Err(end) = serve(context, identity, hello, permit, input, output) => end,
-        () = sleep(age.unwrap_or_default()), if age.is_some() => SessionEnd::Drained("the stream is too old"),
-        () = until_drain(context, shutdown) => SessionEnd::Drained("the frontend shuts down"),
+// === Serving a stream ===
+
+impl<Input: Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin> ClientStream<Input> {
+    /// Waits for the first message of a client, which is its Hello. `None`: it has disconnected instead.
+    async fn receive_hello(&mut self) -> Result<Option<Hello>, SessionError> {
+        let deadline = self.context.config.hello_deadline;
+        let first = timeout(deadline, self.input.next()).await.map_err(|_| SessionError::NoHello(deadline))?;
+
+        match first.transpose()? {
+            None => Ok(None),
+            Some(ClientMessage::Hello(hello)) => Ok(Some(truncated_hello(hello))),
+            Some(_) => Err(SessionError::HelloExpected),
+        }
     }
-}
 
-/// Everything after Hello.
-async fn serve(
-    context: &Arc<FrontendContext>,
-    identity: &Identity,
-    hello: Hello,
-    permit: StreamPermit,
-    input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
-    output: &mut MessageSink,
-) -> Result<Infallible, SessionEnd> {
-    let mut revisions = context.cluster.revisions();
-    before_welcome(until_ready(&mut revisions, &permit), input, output).await?;
-    if hello.resume.is_none_or(|(epoch, _)| epoch != context.cluster.epoch) {
-        catch_up(context, &identity.counted_as(&hello.node), &hello, input, output).await?;
-    }
-    let mut session = Session::start(context.clone(), identity, hello, permit, output).await?;
-
-    // One timer and one listener for the whole stream: creating them for each message would cost more than the message.
-    // The timer is reset when it fires before the bookmark is due.
-    let timer = sleep_until(session.bookmark_at);
-    let closed = session.output.closed();
-    tokio::pin!(timer, closed);
-
-    loop {
-        revisions.borrow_and_update();
-        session.advance().await?;
-
-        let is_idle = session.is_idle();
-        let permit_expires_at = session.output.permit.as_ref().map(|permit| permit.expires_at);
+    /// Serves a stream until it ends. Its maximum age and the shutdown interrupt the session wherever it waits, because
+    /// the client may have stopped reading.
+    async fn serve_until_end(&mut self, hello: Hello, permit: StreamPermit, shutdown: Shutdown) -> SessionEnd {
+        let context = self.context.clone();
+        let age = context.config.max_stream_age.map(jittered);
         tokio::select! {
-            () = &mut closed => return Err(SessionEnd::Disconnected),
-            message = input.next() => session.on_message(message.ok_or(SessionEnd::Disconnected)??).await?,
-            changed = revisions.changed(), if is_idle => changed.map_err(|_| SessionEnd::Disconnected)?,
-            () = runtime::sleep_until(permit_expires_at) => {
-                session.output.permit = None;
-            }
-            () = &mut timer, if is_idle => {
-                if session.bookmark_at <= Instant::now() {
-                    session.bookmark().await?;
+            Err(end) = self.serve(hello, permit) => end,
+            () = sleep(age.unwrap_or_default()), if age.is_some() => SessionEnd::Drained("the stream is too old"),
+            () = until_drain(&context, shutdown) => SessionEnd::Drained("the frontend shuts down"),
+        }
+    }
+
+    /// Everything after Hello.
+    async fn serve(&mut self, hello: Hello, permit: StreamPermit) -> Result<Infallible, SessionEnd> {
+        let mut revisions = self.context.cluster.revisions();
+        self.before_welcome(until_ready(&mut revisions, &permit)).await?;
+        if hello.resume.is_none_or(|(epoch, _)| epoch != self.context.cluster.epoch) {
+            self.catch_up(&hello).await?;
+        }
+
+        let Self { context, identity, input, output } = self;
+        let mut session = Session::start(context.clone(), identity, hello, permit, output).await?;
+
+        // One timer and one listener for the whole stream: creating them for each message would cost more than the
+        // message. The timer is reset when it fires before the bookmark is due.
+        let timer = sleep_until(session.bookmark_at);
+        let closed = session.output.closed();
+        tokio::pin!(timer, closed);
+
+        loop {
+            revisions.borrow_and_update();
+            session.advance().await?;
+
+            let is_idle = session.is_idle();
+            let permit_expires_at = session.output.permit.as_ref().map(|permit| permit.expires_at);
+            tokio::select! {
+                () = &mut closed => return Err(SessionEnd::Disconnected),
+                message = input.next() => session.on_message(message.ok_or(SessionEnd::Disconnected)??).await?,
+                changed = revisions.changed(), if is_idle => changed.map_err(|_| SessionEnd::Disconnected)?,
+                () = runtime::sleep_until(permit_expires_at) => {
+                    session.output.permit = None;
                 }
-                timer.as_mut().reset(session.bookmark_at);
+                () = &mut timer, if is_idle => {
+                    if session.bookmark_at <= Instant::now() {
+                        session.bookmark().await?;
+                    }
+                    timer.as_mut().reset(session.bookmark_at);
+                }
+            }
+        }
+    }
+
+    /// Waits for `awaited`. The client must not send anything meanwhile.
+    async fn before_welcome<T>(
+        &mut self,
+        awaited: impl Future<Output = Result<T, SessionEnd>>,
+    ) -> Result<T, SessionEnd> {
+        tokio::select! {
+            result = awaited => result,
+            () = self.output.closed() => Err(SessionEnd::Disconnected),
+            message = self.input.next() => {
+                message.ok_or(SessionEnd::Disconnected)??;
+                Err(SessionError::TooEarly.into())
+            }
+        }
+    }
+
+    /// Waits until this frontend has at least the client's source version, also of each kind. Meanwhile a client with
+    /// several frontends to choose from, which receives nothing here, connects to another one. After a timeout the
+    /// client is served what there is: the API may have been restored from a backup. A client can claim any version as
+    /// often as it likes: log lines about it are counted.
+    async fn catch_up(&mut self, hello: &Hello) -> Result<(), SessionEnd> {
+        let context = self.context.clone();
+        let mut versions = context.cluster.kind_versions();
+        let kinds = *versions.borrow_and_update();
+        let version = kinds.newest();
+        if version == SourceVersion::default() || !is_behind(kinds, hello) {
+            return Ok(());
+        }
+
+        let client = self.identity.counted_as(&hello.node);
+        let client_version = hello.source_version;
+        let older: Vec<_> = kinds.older_kinds(hello.kind_versions).collect();
+        let text = "client has a newer source version than this frontend, waiting to catch up";
+        match context.count_newer_version(&client, false) {
+            Some(count) => info!(%client_version, %version, ?older, count, "{text}"),
+            None => debug!(%client_version, %version, ?older, "{text}"),
+        }
+
+        let limit = context.config.catch_up_timeout;
+        if self.before_welcome(has_caught_up(versions, hello, limit)).await? {
+            return Ok(());
+        }
+
+        context.metrics.rollbacks.inc();
+        if hello.role == Role::Backend {
+            context.streams.rolled_back(&hello.node);
+        }
+        let text = "did not catch up in time, rolling the client back to an older version";
+        match context.count_newer_version(&client, true) {
+            Some(count) => warn!(%client_version, %version, ?older, count, "{text}"),
+            None => debug!(%client_version, %version, ?older, "{text}"),
+        }
+        Ok(())
+    }
+
+    /// Asks the client to reconnect, and waits for it to end the stream.
+    ///
+    /// # Errors
+    /// When the client does not end the stream in time.
+    async fn drain(self, reason: &'static str) -> Result<(), SessionError> {
+        let grace = self.context.config.drain_grace;
+        timeout(grace, self.drained()).await.map_err(|_| {
+            debug!("client did not end its stream in time");
+            SessionError::Drained { reason, grace }
+        })
+    }
+
+    /// Sends Drain, and returns when the client has ended the stream. Its messages are discarded.
+    async fn drained(mut self) {
+        self.output.permit = None;
+        // The delay is zero, because the stream has waited for its turn already.
+        let drain = OutgoingMessage::Plain(ServerMessage::Drain(Duration::ZERO));
+        if self.output.send(drain).await.is_err() {
+            return;
+        }
+
+        loop {
+            tokio::select! {
+                () = self.output.closed() => return,
+                message = self.input.next() => {
+                    let Some(Ok(_)) = message else { return };
+                }
             }
         }
     }
@@ -336,49 +420,6 @@ async fn until_ready(
 ) -> Result<(), SessionEnd> {
     revisions.wait_for(Option::is_some).await.map_err(|_| SessionEnd::Disconnected)?;
     permit.acquire_sync().await;
-    Ok(())
-}
-
-/// Waits until this frontend has at least the client's source version, also of each kind. Meanwhile a client with
-/// several frontends to choose from, which receives nothing here, connects to another one. After a timeout the client
-/// is served what there is: the API may have been restored from a backup. A client can claim any version as often as it
-/// likes: log lines about it are counted.
-async fn catch_up(
-    context: &FrontendContext,
-    client: &Identity,
-    hello: &Hello,
-    input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
-    output: &MessageSink,
-) -> Result<(), SessionEnd> {
-    let mut versions = context.cluster.kind_versions();
-    let kinds = *versions.borrow_and_update();
-    let version = kinds.newest();
-    if version == SourceVersion::default() || !is_behind(kinds, hello) {
-        return Ok(());
-    }
-
-    let client_version = hello.source_version;
-    let older: Vec<_> = kinds.older_kinds(hello.kind_versions).collect();
-    let text = "client has a newer source version than this frontend, waiting to catch up";
-    match context.count_newer_version(client, false) {
-        Some(count) => info!(%client_version, %version, ?older, count, "{text}"),
-        None => debug!(%client_version, %version, ?older, "{text}"),
-    }
-
-    let limit = context.config.catch_up_timeout;
-    if before_welcome(has_caught_up(versions, hello, limit), input, output).await? {
-        return Ok(());
-    }
-
-    context.metrics.rollbacks.inc();
-    if hello.role == Role::Backend {
-        context.streams.rolled_back(&hello.node);
-    }
-    let text = "did not catch up in time, rolling the client back to an older version";
-    match context.count_newer_version(client, true) {
-        Some(count) => warn!(%client_version, %version, ?older, count, "{text}"),
-        None => debug!(%client_version, %version, ?older, "{text}"),
-    }
     Ok(())
 }
 
@@ -401,67 +442,12 @@ async fn has_caught_up(
     }
 }
 
-/// Waits for `awaited`. The client must not send anything meanwhile.
-async fn before_welcome<T>(
-    awaited: impl Future<Output = Result<T, SessionEnd>>,
-    input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
-    output: &MessageSink,
-) -> Result<T, SessionEnd> {
-    tokio::select! {
-        result = awaited => result,
-        () = output.closed() => Err(SessionEnd::Disconnected),
-        message = input.next() => {
-            message.ok_or(SessionEnd::Disconnected)??;
-            Err(SessionError::TooEarly.into())
-        }
-    }
-}
-
 /// Returns at a random time after the shutdown, so that not all clients reconnect at once: until then each is sent all
 /// changes.
 async fn until_drain(context: &FrontendContext, mut shutdown: Shutdown) {
     shutdown.recv().await;
     let streams = u32::try_from(context.streams.count()).unwrap_or(u32::MAX);
     sleep(LISTENER_CLOSE_DELAY + context.config.drain_delay(streams).mul_f64(fastrand::f64())).await;
-}
-
-/// Asks the client to reconnect, and waits for it to end the stream.
-///
-/// # Errors
-/// When the client does not end the stream in time.
-async fn drain(
-    context: &FrontendContext,
-    reason: &'static str,
-    input: impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin,
-    output: MessageSink,
-) -> Result<(), SessionError> {
-    let grace = context.config.drain_grace;
-    timeout(grace, drained(input, output)).await.map_err(|_| {
-        debug!("client did not end its stream in time");
-        SessionError::Drained { reason, grace }
-    })
-}
-
-/// Sends Drain, and returns when the client has ended the stream. Its messages are discarded.
-async fn drained(
-    mut input: impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin,
-    mut output: MessageSink,
-) {
-    output.permit = None;
-    // The delay is zero, because the stream has waited for its turn already.
-    let drain = OutgoingMessage::Plain(ServerMessage::Drain(Duration::ZERO));
-    if output.send(drain).await.is_err() {
-        return;
-    }
-
-    loop {
-        tokio::select! {
-            () = output.closed() => return,
-            message = input.next() => {
-                let Some(Ok(_)) = message else { return };
-            }
-        }
-    }
 }
 
 /// Varies an age by up to a fifth, so that streams which began together do not end together.
