@@ -23,8 +23,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use notify::{INotifyWatcher, RecursiveMode, Watcher as _};
+use proto::v1::Problem;
 use runtime::{Shutdown, lock};
-use serde_json::Value;
 use tokio::{
     sync::{Notify, mpsc},
     task::spawn_blocking,
@@ -32,14 +32,12 @@ use tokio::{
 };
 use tracing::{error, warn};
 
+pub(crate) use self::document::parse_documents;
 #[cfg(feature = "testing")]
-pub(crate) use self::document::ManifestFormat;
-use self::{
-    catalog::{Catalog, Refreshed},
-    events::FileEvents,
-};
+pub(crate) use self::document::{ManifestFormat, parse_text};
+use self::{catalog::Catalog, events::FileEvents};
 use super::Freshness;
-use crate::object::{ObjectKind, ObjectProblem, ParsedObject, SourceUpdate};
+use crate::object::{ObjectKind, SourceUpdate};
 
 /// How long to collect events that belong together, such as several files that one command writes.
 const DEBOUNCE: Duration = Duration::from_millis(2);
@@ -52,40 +50,16 @@ struct DirectoryWatcher {
     directory: PathBuf,
     /// Stops watching when it is dropped.
     _inotify: INotifyWatcher,
-    /// What inotify has reported: its thread adds to it.
+    /// The events that the thread of inotify has collected.
     events: Arc<Mutex<FileEvents>>,
-    /// Notified when that is relevant.
+    /// Notified with each event after which files must be read.
     arrived: Arc<Notify>,
     catalog: Catalog,
+    /// The problems of the files at the last refresh.
+    problems: Vec<(OsString, String)>,
     removal_delay: Duration,
     /// Where the problems of the files are reported.
     freshness: Freshness,
-}
-
-/// The objects in the text of a file.
-#[cfg(feature = "testing")]
-pub(crate) fn parse_text(text: &str, format: ManifestFormat) -> Result<Vec<ParsedObject>, String> {
-    document::FileContents::read(text, format).map(|contents| contents.objects.into_values().collect())
-}
-
-/// The objects in documents, and which documents are not used, and why: also those that are ignored as a whole.
-pub(crate) fn parse_documents(documents: Vec<Value>) -> (Vec<ParsedObject>, Vec<String>) {
-    let numbered = documents.into_iter().enumerate().map(|(n, document)| (format!("document {}", n + 1), document));
-    let document::FileContents { objects, problems: mut ignored } = document::FileContents::of(numbered);
-    let mut used = Vec::with_capacity(objects.len());
-    for parsed in objects.into_values() {
-        let ParsedObject { kind, name, object, problems, .. } = &parsed;
-        let is_ignored = object.is_none() && !problems.is_empty();
-        if is_ignored {
-            let fields = problems.iter().map(|ObjectProblem { field, message }| format!("{field}: {message}"));
-            ignored.push(format!("{kind} {name}: {}", fields.collect::<Vec<_>>().join(", ")));
-        }
-        // The API server would reject such a Service. A slice of no Service it accepts: the one before is gone then.
-        if !is_ignored || *kind == ObjectKind::EndpointSlice {
-            used.push(parsed);
-        }
-    }
-    (used, ignored)
 }
 
 /// Delivers the objects in `directory` and their changes until the shutdown, or until the receiver is dropped. The
@@ -98,21 +72,9 @@ pub(super) async fn run(
     mut shutdown: Shutdown,
 ) -> Result<()> {
     let watcher = DirectoryWatcher::new(&directory, removal_delay, freshness);
-    let mut watcher = watcher.with_context(|| format!("manifests directory {}", directory.display()))?;
-    let watch = async {
-        let mut next = watcher.start().await?;
-        loop {
-            for update in next {
-                if updates.send(update).await.is_err() {
-                    // The receiver was dropped.
-                    return Ok(());
-                }
-            }
-            next = watcher.next().await?;
-        }
-    };
+    let watcher = watcher.with_context(|| format!("manifests directory {}", directory.display()))?;
     tokio::select! {
-        ended = watch => ended,
+        ended = watcher.deliver(&updates) => ended,
         () = shutdown.recv() => Ok(()),
         () = updates.closed() => Ok(()),
     }
@@ -122,25 +84,36 @@ impl DirectoryWatcher {
     fn new(directory: &Path, removal_delay: Duration, freshness: Freshness) -> Result<Self> {
         let directory = path::absolute(directory)?;
         ensure!(fs::metadata(&directory)?.is_dir(), "not a directory");
-        let (events, arrived) = (Arc::<Mutex<FileEvents>>::default(), Arc::<Notify>::default());
-        let handler = {
-            let (events, arrived) = (events.clone(), arrived.clone());
-            move |event| {
-                if lock(&events).collect(event) {
-                    arrived.notify_one();
-                }
-            }
-        };
+
+        let events = Arc::<Mutex<FileEvents>>::default();
+        let arrived = Arc::<Notify>::default();
+        let handler = collector(events.clone(), arrived.clone());
         let mut inotify = INotifyWatcher::new(handler, notify::Config::default()).context("start inotify")?;
         inotify.watch(&directory, RecursiveMode::NonRecursive).context("watch the directory")?;
+
         let catalog = Catalog::new(directory.clone());
-        Ok(Self { directory, _inotify: inotify, events, arrived, catalog, removal_delay, freshness })
+        let problems = Vec::new();
+        Ok(Self { directory, _inotify: inotify, events, arrived, catalog, problems, removal_delay, freshness })
+    }
+
+    /// Delivers all objects and then their changes, until the receiver is dropped.
+    async fn deliver(mut self, updates: &mpsc::Sender<SourceUpdate>) -> Result<()> {
+        let mut next = self.start().await?;
+        loop {
+            for update in next {
+                if updates.send(update).await.is_err() {
+                    return Ok(());
+                }
+            }
+            next = self.next().await?;
+        }
     }
 
     /// All objects, one update for each kind.
     async fn start(&mut self) -> Result<Vec<SourceUpdate>> {
-        let listed = self.refresh(None, BTreeSet::new()).await?;
-        listed.with_context(|| format!("list manifests directory {}", self.directory.display()))?;
+        let listed = self.list().await;
+        let names = listed.with_context(|| format!("list manifests directory {}", self.directory.display()))?;
+        self.refresh(names, BTreeSet::new()).await?;
         Ok(ObjectKind::ALL.into_iter().map(|kind| SourceUpdate::Replace(kind, self.catalog.objects(kind))).collect())
     }
 
@@ -148,46 +121,77 @@ impl DirectoryWatcher {
     async fn next(&mut self) -> Result<Vec<SourceUpdate>> {
         self.arrived.notified().await;
         sleep(DEBOUNCE).await;
-        let FileEvents { files, mut removed, rescan } = mem::take(&mut *lock(&self.events));
+        let FileEvents { mut files, mut removed, rescan } = mem::take(&mut *lock(&self.events));
+
         if rescan {
-            // Those that are missing were removed.
+            // Files may have been removed without an event.
             removed.extend(self.catalog.names().cloned());
         }
         removed.retain(|name| self.catalog.is_missing(name));
         if !removed.is_empty() {
             sleep(self.removal_delay).await;
         }
+
         if !self.directory.exists() {
             error!(directory = ?self.directory, "manifests directory removed, keeping its last objects");
             return Ok(Vec::new());
         }
-        Ok(self.refresh((!rescan).then_some(files), removed).await?.unwrap_or_else(|error| {
-            warn!(%error, directory = ?self.directory, "cannot list the manifests directory, keeping its last objects");
-            // With the next event.
-            lock(&self.events).rescan = true;
-            Vec::new()
-        }))
+        if rescan {
+            match self.list().await {
+                Ok(names) => files = names,
+                Err(error) => {
+                    let directory = &self.directory;
+                    warn!(%error, ?directory, "cannot list the manifests directory, keeping its last objects");
+                    // The next event tries again.
+                    lock(&self.events).rescan = true;
+                    return Ok(Vec::new());
+                }
+            }
+        }
+        self.refresh(files, removed).await
     }
 
-    /// Reads files, all if there are no names, and logs their problems. The inner error: the directory cannot be
-    /// listed.
-    async fn refresh(
-        &mut self,
-        names: Option<BTreeSet<OsString>>,
-        removed: BTreeSet<OsString>,
-    ) -> Result<io::Result<Vec<SourceUpdate>>> {
+    /// The names in the directory now.
+    async fn list(&self) -> io::Result<BTreeSet<OsString>> {
+        let mut entries = tokio::fs::read_dir(&self.directory).await?;
+        let mut names = BTreeSet::new();
+        while let Some(entry) = entries.next_entry().await? {
+            names.insert(entry.file_name());
+        }
+        Ok(names)
+    }
+
+    /// Reads files, reports their problems, and returns the updates. An error ends the source: the task panicked.
+    async fn refresh(&mut self, names: BTreeSet<OsString>, removed: BTreeSet<OsString>) -> Result<Vec<SourceUpdate>> {
         let mut catalog = mem::take(&mut self.catalog);
         let refresh = spawn_blocking(move || {
-            let refreshed = catalog.refresh(names, &removed);
-            (catalog, refreshed)
+            let updates = catalog.refresh(&names, &removed);
+            (catalog, updates)
         });
-        let (catalog, refreshed) = refresh.await.context("read manifests")?;
+        let (catalog, updates) = refresh.await.context("read manifests")?;
         self.catalog = catalog;
-        self.freshness.set_file_problems(self.catalog.problems());
-        Ok(refreshed.map(|Refreshed { updates, problems }| {
-            problems.iter().for_each(|(file, problem)| warn!(?file, %problem, "manifest not used, or in part"));
-            updates
-        }))
+
+        let problems = self.catalog.problems();
+        for (file, problem) in problems.iter().filter(|problem| !self.problems.contains(problem)) {
+            warn!(?file, %problem, "manifest not used, or in part");
+        }
+        self.freshness.set_file_problems(problems.iter().map(as_problem).collect());
+        self.problems = problems;
+        Ok(updates)
+    }
+}
+
+fn as_problem((file, message): &(OsString, String)) -> Problem {
+    let object = format!("manifest {}", file.display());
+    Problem { object, field: String::new(), message: message.clone() }
+}
+
+/// Collects events in the thread of inotify.
+fn collector(events: Arc<Mutex<FileEvents>>, arrived: Arc<Notify>) -> impl FnMut(notify::Result<notify::Event>) {
+    move |event| {
+        if lock(&events).collect(event) {
+            arrived.notify_one();
+        }
     }
 }
 

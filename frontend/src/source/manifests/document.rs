@@ -16,10 +16,8 @@ use serde_saphyr::Spanned;
 use super::super::parse;
 use crate::object::{ObjectId, ObjectKind, ObjectProblem, ParsedObject};
 
-/// A misspelled field would otherwise have no effect, and no message. The API server warns of it, too.
-const UNKNOWN_FIELD: &str = "is no field of this kind of object; ignored";
 /// How many unknown fields of an object are reported.
-const MAX_UNKNOWN: usize = 16;
+const MAX_UNKNOWN_FIELDS: usize = 16;
 
 /// The namespace of objects without one, as for `kubectl`.
 const DEFAULT_NAMESPACE: &str = "default";
@@ -39,6 +37,36 @@ pub(super) struct FileContents {
     pub(super) objects: BTreeMap<ObjectId, ParsedObject>,
     /// Documents that are not used, each with its position in the file and the reason.
     pub(super) problems: Vec<String>,
+}
+
+/// The objects in the text of a file.
+#[cfg(feature = "testing")]
+pub(crate) fn parse_text(text: &str, format: ManifestFormat) -> Result<Vec<ParsedObject>, String> {
+    FileContents::read(text, format).map(|contents| contents.objects.into_values().collect())
+}
+
+/// The objects in documents, and which documents are not used, and why: also those that are ignored as a whole.
+pub(crate) fn parse_documents(documents: Vec<Value>) -> (Vec<ParsedObject>, Vec<String>) {
+    let numbered = documents.into_iter().zip(1..).map(|(document, number)| (format!("document {number}"), document));
+    let FileContents { objects, problems: mut ignored } = FileContents::of(numbered);
+
+    let mut used = Vec::with_capacity(objects.len());
+    for parsed in objects.into_values() {
+        let is_ignored = parsed.object.is_none() && !parsed.problems.is_empty();
+        if is_ignored {
+            ignored.push(describe_problems(&parsed));
+        }
+        // The API server would reject such a Service. A slice of no Service it accepts: the one before is gone then.
+        if !is_ignored || parsed.kind == ObjectKind::EndpointSlice {
+            used.push(parsed);
+        }
+    }
+    (used, ignored)
+}
+
+fn describe_problems(ParsedObject { kind, name, problems, .. }: &ParsedObject) -> String {
+    let fields: Vec<_> = problems.iter().map(|problem| format!("{}: {}", problem.field, problem.message)).collect();
+    format!("{kind} {name}: {}", fields.join(", "))
 }
 
 impl ManifestFormat {
@@ -80,6 +108,7 @@ impl FileContents {
             self.add_problem(position, "apiVersion or kind is missing; ignored");
             return;
         };
+
         match (version, kind) {
             ("v1", "Service") => self.add_object::<Service>(position, document),
             ("v1", "Node") => self.add_object::<Node>(position, document),
@@ -98,8 +127,8 @@ impl FileContents {
             self.add_problem(position, "the list has no items; ignored");
             return;
         };
-        for (n, item) in items.into_iter().enumerate() {
-            self.add(&format!("{position}, item {}", n + 1), item);
+        for (item, number) in items.into_iter().zip(1..) {
+            self.add(&format!("{position}, item {number}"), item);
         }
     }
 
@@ -113,27 +142,28 @@ impl FileContents {
             self.add_problem(position, "metadata.name is not a string; ignored");
             return;
         }
-        let namespaced = matches!(R::KIND, ObjectKind::Service | ObjectKind::EndpointSlice);
+
+        let is_namespaced = matches!(R::KIND, ObjectKind::Service | ObjectKind::EndpointSlice);
         // A namespace that is not a string is a problem of the object.
-        if namespaced && is_empty(&metadata["namespace"]) {
+        if is_namespaced && is_empty(&metadata["namespace"]) {
             document["metadata"]["namespace"] = DEFAULT_NAMESPACE.into();
         }
+
         let mut parsed = parse::from_json::<R>(&document);
-        if let Ok(Ok(used)) = serde_json::from_value::<R>(document.clone()).map(serde_json::to_value) {
-            let unknown = unknown_fields(&document, &used);
-            parsed
-                .problems
-                .extend(unknown.into_iter().map(|field| ObjectProblem { field, message: UNKNOWN_FIELD.to_owned() }));
+        parsed.problems.extend(unknown_fields::<R>(&document));
+        let ParsedObject { kind, name, .. } = &parsed;
+        if is_without_cluster_ip(&document, *kind) {
+            let message =
+                format!("Service {name} has no spec.clusterIP, and Fairlead does not allocate one; not programmed");
+            self.add_problem(position, &message);
         }
-        if is_without_cluster_ip(&document, parsed.kind) {
-            let what = format!("Service {} has no spec.clusterIP", parsed.name);
-            self.add_problem(position, &format!("{what}, and Fairlead does not allocate one; not programmed"));
-        }
+
         match self.objects.entry((parsed.kind, parsed.name.clone())) {
             Entry::Vacant(entry) => drop(entry.insert(parsed)),
             Entry::Occupied(_) => {
-                let what = format!("{} {}", parsed.kind, parsed.name);
-                self.add_problem(position, &format!("{what} is in an earlier document, which is used instead"));
+                let ParsedObject { kind, name, .. } = parsed;
+                let message = format!("{kind} {name} is in an earlier document, which is used instead");
+                self.add_problem(position, &message);
             }
         }
     }
@@ -157,26 +187,35 @@ fn yaml_documents(text: &str) -> Result<Vec<(String, Value)>, String> {
             max_total_scalar_bytes: usize::MAX,
         },
     };
-    let documents: Vec<Spanned<Value>> =
-        serde_saphyr::from_multiple_with_options(text, options).map_err(|error| error.to_string())?;
-    let number = |(n, document): (usize, Spanned<Value>)| {
-        (format!("document {} (line {})", n + 1, document.defined.line()), document.value)
-    };
-    Ok(documents.into_iter().enumerate().map(number).collect())
+    let documents = serde_saphyr::from_multiple_with_options::<Spanned<Value>>(text, options);
+    let documents = documents.map_err(|error| error.to_string())?.into_iter().zip(1..);
+    Ok(documents.map(|(document, number)| (yaml_position(&document, number), document.value)).collect())
+}
+
+fn yaml_position(document: &Spanned<Value>, number: usize) -> String {
+    format!("document {number} (line {})", document.defined.line())
 }
 
 fn json_documents(text: &str) -> Result<Vec<(String, Value)>, String> {
-    let documents = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-    let number = |(n, document): (usize, _)| Ok((format!("document {}", n + 1), document?));
-    documents.enumerate().map(number).collect::<Result<_, serde_json::Error>>().map_err(|error| error.to_string())
+    let mut documents = Vec::new();
+    for (document, number) in serde_json::Deserializer::from_str(text).into_iter().zip(1..) {
+        documents.push((format!("document {number}"), document.map_err(|error| error.to_string())?));
+    }
+    Ok(documents)
 }
 
-/// The paths of the first fields that an object does not have any more after it was decoded and encoded again.
-fn unknown_fields(given: &Value, used: &Value) -> Vec<String> {
-    let mut unknown = Vec::new();
-    collect_unknown("", given, used, &mut unknown);
-    unknown.truncate(MAX_UNKNOWN);
-    unknown
+// === Fields ===
+
+/// The first fields that an object does not have any more after it was decoded and encoded again. A misspelled field
+/// would otherwise have no effect, and no message; the API server warns of it, too.
+fn unknown_fields<R: parse::Resource>(given: &Value) -> Vec<ObjectProblem> {
+    let Ok(Ok(used)) = serde_json::from_value::<R>(given.clone()).map(serde_json::to_value) else { return Vec::new() };
+    let mut paths = Vec::new();
+    collect_unknown("", given, &used, &mut paths);
+
+    let message = "is no field of this kind of object; ignored";
+    let first = paths.into_iter().take(MAX_UNKNOWN_FIELDS);
+    first.map(|field| ObjectProblem { field, message: message.to_owned() }).collect()
 }
 
 fn collect_unknown(path: &str, given: &Value, used: &Value, unknown: &mut Vec<String>) {

@@ -22,14 +22,15 @@ use super::document::ManifestFormat;
 pub(super) struct FileEvents {
     /// Files that were written completely, or renamed to their name.
     pub(super) files: BTreeSet<OsString>,
-    /// Files that were removed or renamed to another name. One that exists is being written again, or is in `files`.
+    /// Files that were removed or renamed to another name. If such a file exists, it is being written again, or is in
+    /// `files`.
     pub(super) removed: BTreeSet<OsString>,
     /// Any file may have changed: events were lost, or a symbolic link was replaced that files may point through.
     pub(super) rescan: bool,
 }
 
 impl FileEvents {
-    /// Adds what inotify reports. Whether it is relevant.
+    /// Adds an event of inotify. Returns whether files must be read because of it.
     pub(super) fn collect(&mut self, event: notify::Result<Event>) -> bool {
         match event {
             Ok(event) if !event.need_rescan() => {
@@ -43,33 +44,43 @@ impl FileEvents {
         true
     }
 
-    /// Adds an event of one path. Whether it is relevant.
+    /// Adds an event of one path. Returns whether files must be read because of it.
     fn add(&mut self, path: &Path, kind: EventKind) -> bool {
-        let is_link = || fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
         let is_removed = matches!(kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)));
-        let is_complete = match kind {
-            EventKind::Modify(ModifyKind::Name(RenameMode::To))
-            | EventKind::Access(AccessKind::Close(AccessMode::Write)) => true,
-            // A new file is not complete before its writer has closed it.
-            EventKind::Create(_) => is_link(),
-            _ => false,
-        };
-        match path.file_name() {
-            _ if !is_removed && !is_complete => return false,
-            Some(name) if ManifestFormat::of(name).is_some() => {
-                if is_removed {
-                    self.files.remove(name);
-                    self.removed.insert(name.to_owned());
-                } else {
-                    self.files.insert(name.to_owned());
-                }
-            }
+        if !is_removed && !is_complete(path, kind) {
+            return false;
+        }
+
+        let Some(name) = path.file_name() else { return false };
+        if ManifestFormat::of(name).is_none() {
             // A ConfigMap volume replaces the link `..data`, which all its files point through.
-            Some(name) if !is_lock(name) && is_link() => self.rescan = true,
-            _ => return false,
+            let is_relevant = is_link(path) && !is_lock(name);
+            self.rescan |= is_relevant;
+            return is_relevant;
+        }
+
+        if is_removed {
+            self.files.remove(name);
+            self.removed.insert(name.to_owned());
+        } else {
+            self.files.insert(name.to_owned());
         }
         true
     }
+}
+
+/// Whether a file is complete after an event: a new file is not before its writer has closed it.
+fn is_complete(path: &Path, kind: EventKind) -> bool {
+    match kind {
+        EventKind::Modify(ModifyKind::Name(RenameMode::To))
+        | EventKind::Access(AccessKind::Close(AccessMode::Write)) => true,
+        EventKind::Create(_) => is_link(path),
+        _ => false,
+    }
+}
+
+fn is_link(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink())
 }
 
 /// Whether it is the name of a link that an editor creates while a file is edited: `.#a.yaml`.
