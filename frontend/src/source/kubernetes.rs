@@ -9,18 +9,8 @@
 //!     ║ verify: has the server gone back, did the watch miss changes? ─▶ list
 //! ```
 //!
-//! A failure never ends this and never removes objects: what was delivered stays until a list has succeeded.
-//!
-//! | module | contents |
-//! |---|---|
-//! | `api` | the client, and the settings that it was made from |
-//! | `watcher` | list, watch, resume: the loop for one kind |
-//! | `verify` | checks of the API server beside a watch |
-//! | `versions` | the versions of objects |
-//! | `request` | requests with deadlines and limits, and their errors |
-//! | `decode` | pages and events |
-//! | `retry` | delays and logs of failed requests |
-//! | `advice` | what an operator can do about an error |
+//! `watcher` has the loop for one kind. A failure never ends it and never removes objects: what was delivered stays
+//! until a list has succeeded.
 
 mod advice;
 mod api;
@@ -68,7 +58,7 @@ pub(super) struct Deadlines {
     /// Without a list, an event or a bookmark for this time, the versions of all objects are compared with the server:
     /// perhaps watches do not work here, or the server no longer delivers changes.
     silence: Duration,
-    /// How long after a watch was resumed because it had failed the same is compared.
+    /// How long after a watch was resumed because it had failed the versions are compared as well.
     after_failure: Duration,
     /// How long events may take after a comparison has shown that they are missing.
     grace: Duration,
@@ -101,8 +91,8 @@ struct WatchContext {
     deadlines: Deadlines,
     updates: mpsc::Sender<SourceUpdate>,
     freshness: Freshness,
-    /// The server does not stream lists (`sendInitialEvents`, Kubernetes 1.32). Never unset: all it costs is memory of
-    /// the server.
+    /// The server does not stream lists (`sendInitialEvents`, Kubernetes 1.32). Never unset, because lists in pages
+    /// only cost the server memory.
     no_streaming: AtomicBool,
     causes: SharedCauses,
     /// Why requests beside the watches fail.
@@ -149,7 +139,7 @@ pub fn decode_event(kind: ObjectKind, line: &[u8]) -> Option<ParsedObject> {
         ObjectKind::EndpointSlice => WatchEvent::decode::<EndpointSlice>(line),
         ObjectKind::ServiceCidr => WatchEvent::decode::<ServiceCIDR>(line),
     };
-    match event.ok()?.ok()?.change {
+    match event.ok()?.change {
         EventChange::Put(object) => Some(object),
         EventChange::Delete(_) | EventChange::Bookmark | EventChange::InitialEventsEnd => None,
     }

@@ -1,15 +1,16 @@
 //! The API server as the operator configured it: a client, and the settings that logs and advice refer to.
 
-use std::{error::Error, io, path::Path, sync::Arc, time::Duration};
+use std::{io, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Result, anyhow, ensure};
+use bytes::Bytes;
 use futures::{AsyncBufRead, TryStreamExt as _};
 use http::{Response, header::RETRY_AFTER};
 use http_body_util::{BodyExt as _, Limited};
 use kube::{
     Client, Config,
     client::Body,
-    config::{KubeConfigOptions, Kubeconfig},
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
     core::Status,
 };
 use runtime::{connect_advice::ConnectSettings, failure::chain};
@@ -50,28 +51,26 @@ impl KubernetesApi {
     /// # Errors
     /// When the kubeconfig, or a file that it refers to, cannot be read or is invalid.
     pub async fn new(kubeconfig: Option<&Path>) -> Result<Self> {
-        let settings = kubeconfig.map_or_else(ApiSettings::of_pod, ApiSettings::of_kubeconfig);
-        let origin = match kubeconfig {
-            Some(path) => format!("kubeconfig {}", path.display()),
-            None => "credentials of the pod".to_owned(),
+        let Some(path) = kubeconfig else {
+            let config = Config::incluster();
+            let config = config.map_err(|error| anyhow!("{}; outside of a pod, give --kubeconfig", chain(&error)))?;
+            return Self::checked(config, ApiSettings::of_pod(), "credentials of the pod");
         };
-        let unusable = |error: &(dyn Error + 'static)| anyhow!("{origin}: {}", chain(error));
-        let config = match kubeconfig {
-            Some(path) => {
-                let file = Kubeconfig::read_from(path).map_err(|error| unusable(&error))?;
-                let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
-                config.map_err(|error| unusable(&error))?
-            }
-            None => Config::incluster()
-                .map_err(|error| anyhow!("{}; outside of a pod, give --kubeconfig", chain(&error)))?,
-        };
-        // Without this, each request would fail because of an unknown issuer.
+
+        let origin = format!("kubeconfig {}", path.display());
+        let config = read_kubeconfig(path).await.map_err(|error| anyhow!("{origin}: {}", chain(&error)))?;
+        Self::checked(config, ApiSettings::of_kubeconfig(path), &origin)
+    }
+
+    /// Fails if no request could succeed. `origin` is where the configuration comes from, for people.
+    fn checked(config: Config, settings: ApiSettings, origin: &str) -> Result<Self> {
+        // Otherwise each request would fail because of an unknown issuer.
         ensure!(
             config.root_cert.as_ref().is_none_or(|certificates| !certificates.is_empty()),
             "no certificate in {}; use a PEM file with the CA certificate of the API server",
             settings.ca
         );
-        Self::from_config(config, settings).map_err(|error| unusable(&error))
+        Self::from_config(config, settings).map_err(|error| anyhow!("{origin}: {}", chain(&error)))
     }
 
     /// A client that reports each failure to its caller: by itself kube retries silently, for up to 17 minutes. Of its
@@ -80,6 +79,7 @@ impl KubernetesApi {
         let url = &config.cluster_url;
         let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 });
         let server = format!("{}:{port}", url.host().unwrap_or_default());
+
         config.default_retry = false;
         config.read_timeout = None;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
@@ -91,7 +91,7 @@ impl KubernetesApi {
     pub fn in_process<F, B>(answer: impl Fn(http::Request<Body>) -> F + Send + 'static) -> Self
     where
         F: Future<Output = Response<B>> + Send + 'static,
-        B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<tower::BoxError>,
     {
         let answer = tower::service_fn(move |request| {
@@ -118,6 +118,7 @@ impl KubernetesApi {
             Err(error) => Err(error),
         };
         let response = response.map_err(|error| RequestError::of(error, &self.server))?;
+
         if response.status().is_client_error() || response.status().is_server_error() {
             return Err(refusal(response).await);
         }
@@ -135,15 +136,25 @@ impl KubernetesApi {
     }
 }
 
+async fn read_kubeconfig(path: &Path) -> Result<Config, KubeconfigError> {
+    let file = Kubeconfig::read_from(path)?;
+    Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await
+}
+
 /// The error of a response: its `Status`, or another body as the message of one; and the header `Retry-After`, which
 /// throttled requests have.
 async fn refusal(response: Response<Body>) -> RequestError {
     let code = response.status().as_u16();
     let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-    let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
-    let body = body.map(|body| body.to_bytes()).unwrap_or_default();
-    let status = serde_json::from_slice(&body)
-        .unwrap_or_else(|_| Status::failure(String::from_utf8_lossy(&body).trim(), "").with_code(code));
+
+    let body = match Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(_) => Bytes::new(),
+    };
+    let status = match serde_json::from_slice::<Status>(&body) {
+        Ok(status) => status,
+        Err(_) => Status::failure(String::from_utf8_lossy(&body).trim(), "").with_code(code),
+    };
     RequestError::Refused(status.boxed(), retry_after)
 }
 

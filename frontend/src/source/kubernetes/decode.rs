@@ -17,12 +17,11 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ListMeta,
 };
-use kube::core::Status;
 use memchr::memmem;
 use serde::{Deserialize, de::Error as _};
 use serde_json::{Error, value::RawValue};
 
-use super::{super::parse, versions::ObjectVersions};
+use super::{super::parse, request::RequestError, versions::ObjectVersions};
 use crate::object::{ObjectName, ParsedObject};
 
 /// Marks the bookmark that ends the initial events of a streaming list.
@@ -30,8 +29,8 @@ const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
 /// A kind that is watched, and the objects of it that are selected.
 pub(super) trait Watchable: parse::Resource + kube::Resource<DynamicType = ()> + Send + Sync {
-    const LABELS: Option<&'static str> = None;
-    const FIELDS: Option<&'static str> = None;
+    const LABEL_SELECTOR: Option<&'static str> = None;
+    const FIELD_SELECTOR: Option<&'static str> = None;
     /// Whether the cluster or its RBAC rules may be older than the kind: without it, there is no such object. Of any
     /// other kind, something is misconfigured, and no backend can be served.
     const OPTIONAL: bool = false;
@@ -111,11 +110,11 @@ struct AnyMetadata {
 }
 
 impl Watchable for Service {
-    const FIELDS: Option<&'static str> = Some("spec.clusterIP!=None");
+    const FIELD_SELECTOR: Option<&'static str> = Some("spec.clusterIP!=None");
 }
 
 impl Watchable for EndpointSlice {
-    const LABELS: Option<&'static str> = Some("!service.kubernetes.io/headless");
+    const LABEL_SELECTOR: Option<&'static str> = Some("!service.kubernetes.io/headless");
     const SINCE: Option<&'static str> = Some("1.21");
 }
 
@@ -162,37 +161,38 @@ pub(super) fn decode_metadata(body: &[u8], versions: &mut ObjectVersions) -> Res
 }
 
 impl WatchEvent {
-    /// Decodes a line of a watch. An ERROR event is the inner `Err`.
-    pub(super) fn decode<K: Watchable>(line: &[u8]) -> Result<Result<Self, Box<Status>>, Error> {
+    /// Decodes a line of a watch. An ERROR event is an error.
+    pub(super) fn decode<K: Watchable>(line: &[u8]) -> Result<Self, RequestError> {
         let line = without_managed_fields(line);
         let RawEvent { kind, object } = serde_json::from_slice(&line)?;
+
         let (change, version) = match kind.as_str() {
             "ADDED" | "MODIFIED" => {
                 let (parsed, version) = decode_object::<K>(object)?;
                 (EventChange::Put(parsed), version)
             }
-            "DELETED" | "BOOKMARK" => {
+            "DELETED" => {
                 let AnyObject { metadata } = serde_json::from_str(object.get())?;
-                let change = if kind == "BOOKMARK" {
-                    bookmark(&metadata)
-                } else {
-                    let name = ObjectName::new(&*metadata.namespace, &*metadata.name);
-                    EventChange::Delete(valid_name(name)?)
-                };
-                (change, metadata.resource_version)
+                let name = ObjectName::new(&*metadata.namespace, &*metadata.name);
+                (EventChange::Delete(valid_name(name)?), metadata.resource_version)
             }
-            "ERROR" => return serde_json::from_str(object.get()).map(Err),
-            other => return Err(Error::custom(format!("event of type {other:?}"))),
+            "BOOKMARK" => {
+                let AnyObject { metadata } = serde_json::from_str(object.get())?;
+                (bookmark(&metadata), metadata.resource_version)
+            }
+            "ERROR" => return Err(RequestError::Refused(serde_json::from_str(object.get())?, None)),
+            other => return Err(Error::custom(format!("event of type {other:?}")).into()),
         };
+
         if version.is_empty() {
-            return Err(Error::custom("event without metadata.resourceVersion"));
+            return Err(Error::custom("event without metadata.resourceVersion").into());
         }
-        Ok(Ok(Self { version, change }))
+        Ok(Self { version, change })
     }
 }
 
-/// Decodes an object, and returns its version, which is empty if absent. An object that is no `K` is unusable, so that
-/// the others on its page are read.
+/// Decodes an object, and returns its version, which is empty if absent. An object that is no `K` is unusable, and not
+/// an error, so that the other objects on its page are read.
 fn decode_object<K: Watchable>(object: &RawValue) -> Result<(ParsedObject, String), Error> {
     let (parsed, version) = match serde_json::from_str::<K>(object.get()) {
         Ok(resource) => {
@@ -223,7 +223,7 @@ fn bookmark(metadata: &AnyMetadata) -> EventChange {
 // === Managed fields ===
 
 /// The field of `metadata.managedFields` that names all fields of a manager.
-const FIELDS: &[u8] = b"\"fieldsV1\"";
+const MANAGED_FIELDS: &[u8] = b"\"fieldsV1\"";
 
 /// JSON without the fields `fieldsV1`, which are often half of an object. Who may write an object may put any JSON
 /// there, also some that serde_json rejects: deeper than 128 levels, invalid UTF-8, numbers that are too large. One
@@ -232,10 +232,10 @@ const FIELDS: &[u8] = b"\"fieldsV1\"";
 fn without_managed_fields(json: &[u8]) -> Cow<'_, [u8]> {
     let mut kept = Vec::new();
     let mut rest = json;
-    let finder = memmem::Finder::new(FIELDS);
+    let finder = memmem::Finder::new(MANAGED_FIELDS);
     let mut searched = 0;
     while let Some(at) = finder.find(&rest[searched..]).map(|at| searched + at) {
-        let after_name = at + FIELDS.len();
+        let after_name = at + MANAGED_FIELDS.len();
         let value = rest[after_name..].trim_ascii_start().strip_prefix(b":");
         let is_within_string = rest[..at].ends_with(b"\\");
         let Some(value) = value.filter(|_| !is_within_string) else {
@@ -247,9 +247,10 @@ fn without_managed_fields(json: &[u8]) -> Cow<'_, [u8]> {
             kept.reserve_exact(json.len());
         }
         kept.extend_from_slice(rest[..at].trim_ascii_end());
-        rest = value.trim_ascii_start();
-        rest = rest[value_length(rest)..].trim_ascii_start();
+        let value = value.trim_ascii_start();
+        rest = value[value_length(value)..].trim_ascii_start();
         searched = 0;
+
         // A comma goes with the field: the one before it, or that after a first field.
         if kept.last() == Some(&b',') {
             kept.pop();
@@ -257,6 +258,7 @@ fn without_managed_fields(json: &[u8]) -> Cow<'_, [u8]> {
             rest = rest.strip_prefix(b",").unwrap_or(rest);
         }
     }
+
     if kept.is_empty() {
         return Cow::Borrowed(json);
     }
@@ -341,13 +343,13 @@ mod tests {
             };
 
             let added = joined(&[br#"{"type": "ADDED", "object": "#, &node, b"}"]);
-            let event = WatchEvent::decode::<Node>(&added).unwrap().unwrap();
+            let event = WatchEvent::decode::<Node>(&added).unwrap();
             assert_eq!(event.version, "7");
             let EventChange::Put(parsed) = &event.change else { panic!("{event:?}") };
             check(parsed);
 
             let deleted = joined(&[br#"{"type": "DELETED", "object": "#, &node, b"}"]);
-            let event = WatchEvent::decode::<Node>(&deleted).unwrap().unwrap();
+            let event = WatchEvent::decode::<Node>(&deleted).unwrap();
             let EventChange::Delete(name) = &event.change else { panic!("{event:?}") };
             assert_eq!(*name, ObjectName::new("", "n1"));
 
@@ -367,12 +369,12 @@ mod tests {
             let node = NODE.replace("2020-01-01T00:00:00Z", time) + "{}}]}}";
             let of_type = |kind: &str| format!(r#"{{"type": "{kind}", "object": {node}}}"#);
 
-            let event = WatchEvent::decode::<Node>(of_type("ADDED").as_bytes()).unwrap().unwrap();
+            let event = WatchEvent::decode::<Node>(of_type("ADDED").as_bytes()).unwrap();
             let EventChange::Put(parsed) = &event.change else { panic!("{event:?}") };
             assert_eq!((&*parsed.name.name, &*event.version, parsed.origin.version.0), ("n1", "7", 7));
             assert!(parsed.object.is_none() && parsed.problems[0].field.contains("time"), "{:?}", parsed.problems);
 
-            let event = WatchEvent::decode::<Node>(of_type("DELETED").as_bytes()).unwrap().unwrap();
+            let event = WatchEvent::decode::<Node>(of_type("DELETED").as_bytes()).unwrap();
             let EventChange::Delete(name) = &event.change else { panic!("{event:?}") };
             assert_eq!((&*name.name, &*event.version), ("n1", "7"));
 

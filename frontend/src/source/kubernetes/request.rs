@@ -5,7 +5,13 @@
 //! it skips an event that does not decode, and so loses it; it holds a page several times in memory; and it cannot fall
 //! back from streaming lists to pages.
 
-use std::{error::Error, fmt, io, marker::PhantomData, pin::Pin, time::Duration};
+use std::{
+    error::Error,
+    fmt, io,
+    marker::PhantomData,
+    pin::{Pin, pin},
+    time::Duration,
+};
 
 use futures::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
 use kube::{
@@ -119,8 +125,10 @@ impl<K: Watchable> Requests<K> {
 
     /// The current version of each object, without the objects.
     pub(super) async fn object_versions(&self) -> Result<ObjectVersions, RequestError> {
-        let (mut versions, mut token, mut limit) = (ObjectVersions::default(), None, PAGE_OBJECTS);
-        with_deadline("list", self.deadlines.list, async move {
+        let pages = async {
+            let mut versions = ObjectVersions::default();
+            let mut token = None;
+            let mut limit = PAGE_OBJECTS;
             loop {
                 let request = |limit| self.path.list_metadata(&list_parameters::<K>(limit, token.clone()));
                 let body = self.body(&mut limit, request).await?;
@@ -129,12 +137,12 @@ impl<K: Watchable> Requests<K> {
                     return Ok(versions);
                 }
             }
-        })
-        .await
+        };
+        with_deadline("list", self.deadlines.list, pages).await
     }
 
-    /// The whole body of a page. One that is too large is requested again with fewer objects, and those after it have
-    /// that limit, too.
+    /// The whole body of a page. A page that is too large is requested again with fewer objects, and the pages after it
+    /// have the same limit.
     async fn body(
         &self,
         limit: &mut u32,
@@ -142,13 +150,7 @@ impl<K: Watchable> Requests<K> {
     ) -> Result<Vec<u8>, RequestError> {
         loop {
             let request = request(*limit).map_err(kube::Error::BuildRequest);
-            let body = with_deadline("response", self.deadlines.response, async {
-                let stream = std::pin::pin!(self.api.send(request).await?);
-                let mut body = Vec::new();
-                stream.take(MAX_RESPONSE_BYTES as u64 + 1).read_to_end(&mut body).await?;
-                Ok(body)
-            })
-            .await?;
+            let body = with_deadline("response", self.deadlines.response, self.send(request)).await?;
             if body.len() <= MAX_RESPONSE_BYTES {
                 return Ok(body);
             }
@@ -159,17 +161,26 @@ impl<K: Watchable> Requests<K> {
         }
     }
 
+    /// Sends a request, and reads the body of the response up to one byte more than accepted.
+    async fn send(&self, request: kube::Result<http::Request<Vec<u8>>>) -> Result<Vec<u8>, RequestError> {
+        let stream = pin!(self.api.send(request).await?);
+        let mut body = Vec::new();
+        stream.take(MAX_RESPONSE_BYTES as u64 + 1).read_to_end(&mut body).await?;
+        Ok(body)
+    }
+
     /// Starts a watch after a version. Without one, all objects come first, as a streaming list.
     pub(super) async fn watch(&self, after: Option<&str>) -> Result<Watch, RequestError> {
         let parameters = WatchParams {
-            label_selector: K::LABELS.map(str::to_owned),
-            field_selector: K::FIELDS.map(str::to_owned),
+            label_selector: K::LABEL_SELECTOR.map(str::to_owned),
+            field_selector: K::FIELD_SELECTOR.map(str::to_owned),
             timeout: u32::try_from(self.deadlines.watch.as_secs()).ok(),
             bookmarks: true,
             send_initial_events: after.is_none(),
         };
         // The empty version stands for the newest, not that of the server's cache.
         let request = self.path.watch(&parameters, after.unwrap_or_default()).map_err(kube::Error::BuildRequest);
+
         let started = Instant::now();
         let body = with_deadline("response", self.deadlines.response, self.api.send(request)).await?;
         Ok(Watch { body: Box::pin(body), line: Vec::new(), started })
@@ -186,8 +197,8 @@ impl<K: Watchable> Requests<K> {
 /// The selected objects of a kind, up to `limit`.
 fn list_parameters<K: Watchable>(limit: u32, token: Option<String>) -> ListParams {
     ListParams {
-        label_selector: K::LABELS.map(str::to_owned),
-        field_selector: K::FIELDS.map(str::to_owned),
+        label_selector: K::LABEL_SELECTOR.map(str::to_owned),
+        field_selector: K::FIELD_SELECTOR.map(str::to_owned),
         limit: Some(limit),
         continue_token: token,
         ..ListParams::default()
@@ -211,11 +222,12 @@ impl Watch {
         line.clear();
         let mut body = body.as_mut().take(MAX_RESPONSE_BYTES as u64 + 1);
         let length = with_deadline("event", deadline, async { Ok(body.read_until(b'\n', line).await?) }).await?;
+
         match line.last() {
             None if length == 0 => Ok(None),
             Some(b'\n') => {
                 let event = WatchEvent::decode::<K>(line).map_err(|error| undecodable(line, error))?;
-                event.map(Some).map_err(|status| RequestError::Refused(status, None))
+                Ok(Some(event))
             }
             _ if length > MAX_RESPONSE_BYTES => Err(RequestError::TooLarge),
             _ if is_web_page(&String::from_utf8_lossy(line)) => Err(RequestError::Html),
@@ -279,7 +291,7 @@ fn is_web_page(text: &str) -> bool {
     text.trim_start().starts_with('<')
 }
 
-fn undecodable(body: &[u8], error: serde_json::Error) -> RequestError {
+fn undecodable(body: &[u8], error: impl Into<RequestError>) -> RequestError {
     if is_web_page(&String::from_utf8_lossy(body)) { RequestError::Html } else { error.into() }
 }
 
@@ -288,7 +300,7 @@ impl NoResponse {
     fn connect_error(&self) -> Option<&(dyn Error + 'static)> {
         let kube::Error::Service(error) = &*self.error else { return None };
         let error = error.downcast_ref::<hyper_util::client::legacy::Error>()?;
-        error.source().filter(|_| error.is_connect())
+        if error.is_connect() { error.source() } else { None }
     }
 }
 

@@ -61,17 +61,18 @@ pub(super) enum Operation {
 pub(super) struct SharedCauses(Mutex<BTreeMap<ObjectKind, String>>);
 
 impl SharedCauses {
-    /// Sets the cause for a kind. Whether it is the only kind that fails for this cause.
+    /// Sets the cause for a kind. Returns whether no other kind fails for this cause.
     fn set(&self, kind: ObjectKind, cause: &str) -> bool {
         // Ports and attempts differ between kinds.
         let cause: String = cause.chars().filter(|c| !c.is_ascii_digit()).collect();
+
         let mut kinds = lock(&self.0);
         let is_only = !kinds.iter().any(|(other, its)| *other != kind && *its == cause);
         kinds.insert(kind, cause);
         is_only
     }
 
-    /// A kind does not fail any more. Whether it was the last one that failed for its cause.
+    /// A kind does not fail any more. Returns whether no other kind fails for its cause.
     fn clear(&self, kind: ObjectKind) -> bool {
         let mut kinds = lock(&self.0);
         let cause = kinds.remove(&kind);
@@ -90,6 +91,7 @@ impl Delays {
         if first {
             self.backoff.reset();
         }
+
         let delay = if first && at_once { Duration::ZERO } else { self.backoff.next_delay() };
         self.end = Some(Instant::now() + delay);
         delay
@@ -120,21 +122,25 @@ impl<'a> Retry<'a> {
         let cause = chain(error);
         freshness.failed(self.kind, &cause);
         self.operation = operation;
+
         let is_cheap = operation == Operation::Watch || matches!(error, RequestError::NoResponse(_));
         let delays = if is_cheap { &mut self.short } else { &mut self.long };
         // All watches expire when an API server restarts, and each was delayed until it had.
         let delay = delays.next(operation == Operation::ExpiredWatch).max(error.retry_after());
+
         self.log(&cause, advice, delay);
         sleep(delay).await;
     }
 
     fn log(&mut self, error: &str, advice: Option<String>, delay: Duration) {
-        let (kind, retry_in_ms) = (self.kind, delay.as_millis());
+        let kind = self.kind;
+        let retry_in_ms = delay.as_millis();
         let Occurrence { count: failures, is_news } = self.repeated.failed(error);
         if !(is_news && self.causes.set(kind, error)) {
             debug!(%kind, error, failures, retry_in_ms, "request failed again, or for another kind as well");
             return;
         }
+
         let text = match self.operation {
             Operation::FirstList => "list failed, no state to serve yet",
             Operation::List => "list failed, serving the last known state",
@@ -154,7 +160,9 @@ impl<'a> Retry<'a> {
     /// A watch has delivered something, or a list has succeeded after a failed one. Logs the end of the failure.
     pub(super) fn succeeded(&mut self) {
         let Some(recovery) = self.repeated.recovered() else { return };
-        let (kind, failures, duration_ms) = (self.kind, recovery.count, recovery.duration.as_millis());
+        let kind = self.kind;
+        let failures = recovery.count;
+        let duration_ms = recovery.duration.as_millis();
         if self.causes.clear(kind) {
             info!(%kind, failures, duration_ms, "requests to the API server succeed again");
         } else {

@@ -43,6 +43,14 @@ struct WatchedState {
     uncompared: Option<Instant>,
 }
 
+/// What to verify next.
+enum Check {
+    /// Whether the API server has reached this version, after which a watch was started.
+    Version(String),
+    /// Whether the watch has missed changes of objects.
+    Objects,
+}
+
 /// Verifies the watches of one kind.
 pub(super) struct Verifier<'a, K> {
     pub(super) context: &'a WatchContext,
@@ -81,20 +89,9 @@ impl<K: Watchable> Verifier<'_, K> {
     /// Verifies the watches until a new list is needed, and returns why.
     pub(super) async fn run(&mut self) -> RequestError {
         loop {
-            let unchecked = lock(&self.watched.state).unchecked.clone();
-            let verified = match unchecked {
-                Some(last) => self.check_version(&last).await,
-                None => {
-                    let due = self.comparison_due();
-                    if due > Instant::now() {
-                        select! {
-                            () = self.watched.resumed.notified() => {}
-                            () = sleep_until(due) => {}
-                        }
-                        continue;
-                    }
-                    self.compare().await
-                }
+            let verified = match self.next_check().await {
+                Check::Version(last) => self.check_version(&last).await,
+                Check::Objects => self.compare().await,
             };
             match verified {
                 Ok(()) => self.retry.succeeded(),
@@ -102,10 +99,28 @@ impl<K: Watchable> Verifier<'_, K> {
                 // The next list decides whether to continue without this kind.
                 Err(error) if K::OPTIONAL && error.is_not_offered() => return error,
                 Err(error) => {
-                    self.retry
-                        .wait(Operation::Verify, &error, &self.context.freshness, self.requests.advice(&error))
-                        .await;
+                    let advice = self.requests.advice(&error);
+                    self.retry.wait(Operation::Verify, &error, &self.context.freshness, advice).await;
                 }
+            }
+        }
+    }
+
+    /// Waits until a check is due.
+    async fn next_check(&self) -> Check {
+        loop {
+            let unchecked = lock(&self.watched.state).unchecked.clone();
+            if let Some(last) = unchecked {
+                return Check::Version(last);
+            }
+
+            let due = self.comparison_due();
+            if due <= Instant::now() {
+                return Check::Objects;
+            }
+            select! {
+                () = self.watched.resumed.notified() => {}
+                () = sleep_until(due) => {}
             }
         }
     }
@@ -118,6 +133,7 @@ impl<K: Watchable> Verifier<'_, K> {
             Err(error) if error.is_not_offered() => {}
             Err(error) => return Err(error),
         }
+
         let mut state = lock(&self.watched.state);
         if state.unchecked.as_deref() == Some(last) {
             state.unchecked = None;
@@ -125,19 +141,24 @@ impl<K: Watchable> Verifier<'_, K> {
         Ok(())
     }
 
-    /// When all versions are compared next: when no event or bookmark has arrived for a time; and after a failed watch
-    /// was resumed, but not at once, as all clients of an API server that restarts come back then, and not more often
-    /// than for silent watches, as perhaps each watch fails.
+    /// When to compare all versions next: when no event or bookmark has arrived for a time; and after a failed watch
+    /// was resumed, but not at once, because all clients of an API server that restarts come back then, and not more
+    /// often than for silent watches, because each watch may fail.
     fn comparison_due(&self) -> Instant {
+        let deadlines = &self.context.deadlines;
         let confirmed = self.context.freshness.with(K::KIND, |row| row.confirmed).unwrap_or_else(Instant::now);
-        let silent = confirmed + self.context.deadlines.silence;
-        let Some(resumed) = lock(&self.watched.state).uncompared else { return silent };
-        let due = resumed + self.context.deadlines.after_failure;
-        silent.min(self.compared.map_or(due, |compared| due.max(compared + self.context.deadlines.silence)))
+        let after_silence = confirmed + deadlines.silence;
+        let Some(resumed) = lock(&self.watched.state).uncompared else { return after_silence };
+
+        let mut after_failure = resumed + deadlines.after_failure;
+        if let Some(compared) = self.compared {
+            after_failure = after_failure.max(compared + deadlines.silence);
+        }
+        after_silence.min(after_failure)
     }
 
-    /// Compares all versions. Fails if the watch has missed changes of objects: those that differ alike in two
-    /// comparisons. Between them an event on its way arrives.
+    /// Compares all versions. Fails if the watch has missed changes: of the objects that differ alike in two
+    /// comparisons. An event that is on its way arrives between the comparisons.
     async fn compare(&mut self) -> Result<(), RequestError> {
         self.compared = Some(Instant::now());
         let first = self.differing().await?;
@@ -148,6 +169,7 @@ impl<K: Watchable> Verifier<'_, K> {
                 return Err(RequestError::Missed(missed));
             }
         }
+
         lock(&self.watched.state).uncompared = None;
         self.context.freshness.confirmed(K::KIND);
         Ok(())

@@ -131,14 +131,14 @@ impl<K: Watchable> KindWatcher<'_, K> {
         }
     }
 
-    /// Streams all objects. Those that change meanwhile arrive again, or are deleted again.
+    /// Streams all objects. Objects that change meanwhile arrive again, or are deleted again.
     async fn stream(&self) -> Result<(ListedObjects, WatchPosition), RequestError> {
         let mut objects = ListedObjects::default();
         let mut watch = self.requests.watch(None).await?;
         loop {
             let event = match watch.next::<K>(self.context.deadlines.initial_event).await {
                 Ok(Some(event)) => event,
-                // A server that takes this for an ordinary watch is silent.
+                // A server that takes this request for an ordinary watch is silent.
                 Ok(None) | Err(RequestError::TimedOut(..)) => return Err(RequestError::Unfinished),
                 Err(error) => return Err(error),
             };
@@ -157,7 +157,8 @@ impl<K: Watchable> KindWatcher<'_, K> {
     /// the first page.
     async fn pages(&self) -> Result<(ListedObjects, WatchPosition), RequestError> {
         let mut objects = ListedObjects::default();
-        let (mut token, mut limit) = (None, PAGE_OBJECTS);
+        let mut token = None;
+        let mut limit = PAGE_OBJECTS;
         loop {
             let page = self.requests.page(&mut limit, token).await?;
             objects.extend(page.objects.into_iter().map(|listed| (listed.0.name.clone(), listed)));
@@ -231,11 +232,13 @@ impl<K: Watchable> KindWatcher<'_, K> {
                 watch
             }
         };
+
         while let Some(WatchEvent { version, change }) = watch.next::<K>(self.context.deadlines.event).await? {
             check_order(&position.version, &version)?;
             position.version = version;
             self.context.freshness.confirmed(K::KIND);
             self.retry.succeeded();
+
             let progress = match change {
                 EventChange::Put(parsed) => {
                     self.watched.event(|objects| objects.set(&parsed.name, &position.version));
@@ -251,9 +254,11 @@ impl<K: Watchable> KindWatcher<'_, K> {
             };
             self.deliver_progress(&position.version, progress).await;
         }
-        match watch.started.elapsed() {
-            age if age < self.context.deadlines.watch / 2 => Err(RequestError::EndedEarly(age)),
-            _ => Ok(()),
+
+        let age = watch.started.elapsed();
+        if age < self.context.deadlines.watch / 2 {
+            return Err(RequestError::EndedEarly(age));
         }
+        Ok(())
     }
 }
