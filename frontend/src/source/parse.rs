@@ -8,7 +8,7 @@ mod slice;
 
 use std::{num::NonZeroU16, time::SystemTime};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
 use proto::model::{Protocol, SourceVersion};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -55,12 +55,12 @@ impl FieldProblems {
         self.described
     }
 
-    /// The value; an error becomes a problem of the field at `path`, which is ignored.
+    /// The value of the field at `path`. An error becomes a problem of the field, which is ignored.
     fn ignored<T>(&mut self, path: impl Into<String>, result: Result<T, impl ToString>) -> Option<T> {
         result.map_err(|error| self.add(path, format!("{}; ignored", error.to_string()))).ok()
     }
 
-    /// The valid entries of the list at `path`. The others become problems.
+    /// The valid entries of the list at `path`. Invalid entries become problems.
     fn valid<T>(
         &mut self,
         path: &str,
@@ -79,6 +79,7 @@ fn shortened(text: String) -> String {
     if chars <= MAX_EXCERPT_CHARS {
         return text;
     }
+
     let start = text.chars().take(MAX_EXCERPT_CHARS - END - 1);
     start.chain(['…']).chain(text.chars().skip(chars - END)).collect()
 }
@@ -111,15 +112,16 @@ pub(super) fn from_json<R: Resource>(json: &Value) -> ParsedObject {
     ParsedObject { kind: R::KIND, name: json_name(json), object: None, problems: problems.finish(), origin }
 }
 
-/// The version of an object, and the manager that wrote it last, as the object says. Entries with a later time do not
-/// count: their writer would be the last one for long.
+/// The version of an object, and the manager that wrote it last, as the object says. Entries with a time in the future
+/// do not count, because their writer would remain the last manager for long.
 fn origin(metadata: &ObjectMeta, now: SystemTime) -> Origin {
     let version = metadata.resource_version.as_ref().and_then(|version| version.parse().ok()).unwrap_or_default();
-    let entries = items(metadata.managed_fields.as_ref()).iter();
-    let entries = entries.map(|entry| (entry.time.as_ref().map(|time| SystemTime::from(time.0)), entry));
-    let newest = entries.filter(|(time, _)| *time <= Some(now + MAX_CLOCK_DIFFERENCE)).max_by_key(|(time, _)| *time);
+
+    let time = |entry: &&ManagedFieldsEntry| entry.time.as_ref().map(|time| SystemTime::from(time.0));
+    let latest = Some(now + MAX_CLOCK_DIFFERENCE);
+    let newest = items(metadata.managed_fields.as_ref()).iter().filter(|entry| time(entry) <= latest).max_by_key(time);
     // The API server allows 128 characters.
-    let manager = newest.and_then(|(_, entry)| entry.manager.as_deref()).map(Into::into);
+    let manager = newest.and_then(|entry| entry.manager.as_deref()).map(Into::into);
     Origin { version: SourceVersion(version), manager }
 }
 
@@ -169,10 +171,8 @@ fn sorted<T: Ord>(items: impl IntoIterator<Item = T>) -> Vec<T> {
 }
 
 fn port_number(number: i32) -> Result<NonZeroU16, String> {
-    u16::try_from(number)
-        .ok()
-        .and_then(NonZeroU16::new)
-        .ok_or_else(|| format!("{number}: not a port number (1 to 65535)"))
+    let port = u16::try_from(number).ok().and_then(NonZeroU16::new);
+    port.ok_or_else(|| format!("{number}: not a port number (1 to 65535)"))
 }
 
 /// Absent and zero mean no port, as for the API server.

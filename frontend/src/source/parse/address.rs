@@ -27,12 +27,12 @@ pub(super) fn cluster_ip(text: &str) -> Result<IpAddr, String> {
 /// Parses an external IP, a load-balancer IP, or the address of an endpoint.
 pub(super) fn usable_address(text: &str) -> Result<IpAddr, String> {
     let address = cluster_ip(text)?;
-    let link_local = match address {
+    let is_link_local = match address {
         IpAddr::V4(address) => address.is_link_local(),
         IpAddr::V6(address) => address.is_unicast_link_local(),
     };
     // The node's own link, with the metadata service of clouds (CVE-2021-25737).
-    if link_local { Err(format!("{address}: a link-local address")) } else { Ok(address) }
+    if is_link_local { Err(format!("{address}: a link-local address")) } else { Ok(address) }
 }
 
 /// Parses a CIDR, with leading zeros and surrounding white space, and clears the host bits.
@@ -40,6 +40,7 @@ pub(super) fn cidr(text: &str) -> Result<IpNet, String> {
     let bad = || format!("{text:?}: not a CIDR");
     let (base, length) = text.trim().split_once('/').ok_or_else(bad)?;
     let base = not_mapped(sloppy_address(base).ok_or_else(bad)?)?;
+
     let network = IpNet::new(base, decimal(length).ok_or_else(bad)?).map_err(|_| bad())?;
     Ok(network.trunc())
 }
@@ -63,7 +64,7 @@ fn sloppy_v4(text: &str) -> Option<Ipv4Addr> {
 
 /// Digits only: `str::parse` accepts a sign as well.
 fn decimal(text: &str) -> Option<u8> {
-    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+    if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
 }
 
 #[cfg(test)]

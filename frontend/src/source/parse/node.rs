@@ -20,8 +20,9 @@ impl Resource for Node {
 
     fn parse(&self, name: ObjectName, problems: &mut FieldProblems) -> Option<ClusterObject> {
         let spec = self.spec.as_ref();
-        let has_taint =
-            |key| spec.is_some_and(|spec: &NodeSpec| items(spec.taints.as_ref()).iter().any(|taint| taint.key == key));
+        let taints = items(spec.and_then(|spec| spec.taints.as_ref()));
+        let has_taint = |key: &str| taints.iter().any(|taint| taint.key == key);
+
         let info = NodeInfo {
             name: name.name,
             addresses: self.status.as_ref().map(|status| addresses(status, problems)).unwrap_or_default(),

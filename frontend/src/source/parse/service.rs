@@ -41,6 +41,7 @@ impl Resource for Service {
             // Its problems are those of the other proxy.
             return vips::cluster_ips(spec, &mut FieldProblems::default()).map(ClusterObject::ForeignService);
         }
+
         let vips = vips::with_vips(self, problems)?;
         let external_policy = external_policy(spec, problems);
         Some(ClusterObject::Service(ServiceObject {
@@ -107,6 +108,7 @@ fn affinity_seconds(spec: &ServiceSpec, problems: &mut FieldProblems) -> Option<
             return None;
         }
     }
+
     let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
     let mut seconds = config.and_then(|config| config.timeout_seconds).unwrap_or(DEFAULT_AFFINITY_SECONDS);
     if !(1..=MAX_AFFINITY_SECONDS).contains(&seconds) {
@@ -139,7 +141,7 @@ fn ports(specs: &[ServicePort], problems: &mut FieldProblems) -> Vec<ServiceObje
         let path = format!("spec.ports[{n}]");
         let Some(port) = port(&path, spec, problems) else { continue };
         if !names.insert((port.name.clone(), port.protocol)) {
-            let (name, protocol) = (&port.name, port.protocol);
+            let ServiceObjectPort { name, protocol, .. } = port;
             problems.add(path, format!("{name:?}, {protocol}: an earlier port has this name and protocol; ignored"));
             continue;
         }

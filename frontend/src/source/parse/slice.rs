@@ -30,6 +30,7 @@ impl Resource for EndpointSlice {
         if has_label(&self.metadata, HEADLESS_LABEL) {
             return None;
         }
+
         let family = match self.address_type.as_str() {
             "IPv4" => IpFamily::V4,
             "IPv6" => IpFamily::V6,
@@ -39,16 +40,19 @@ impl Resource for EndpointSlice {
                 return None;
             }
         };
+
         let service = label(&self.metadata, SERVICE_LABEL);
         if service.is_empty() {
             let path = format!("metadata.labels[{SERVICE_LABEL}]");
             problems.add(path, "absent or empty, so that the Service is unknown; the slice is ignored");
             return None;
         }
+
+        let mut endpoints = Vec::new();
+        for (n, endpoint) in items(self.endpoints.as_ref()).iter().enumerate() {
+            endpoints.extend(slice_endpoint(n, endpoint, &name, family, problems));
+        }
         let ports = items(self.ports.as_ref()).iter().enumerate();
-        let endpoints = items(self.endpoints.as_ref()).iter().enumerate();
-        let endpoints =
-            endpoints.filter_map(|(n, endpoint)| slice_endpoint(n, endpoint, &name, family, problems)).collect();
         Some(ClusterObject::EndpointSlice(SliceObject {
             name,
             created: created(&self.metadata),
@@ -74,6 +78,7 @@ fn slice_port(n: usize, port: &EndpointPort, problems: &mut FieldProblems) -> Op
         problems.add(format!("ports[{n}].name"), "absent; the port is ignored");
         return None;
     };
+
     let protocol = problems.ignored(format!("ports[{n}].protocol"), protocol(port.protocol.as_deref()))?;
     Some(SlicePort { name: name.into(), protocol, port: number })
 }
@@ -91,12 +96,14 @@ fn slice_endpoint(
         problems.add(path, "empty; the endpoint is ignored");
         return None;
     };
+
     let path = format!("{path}[0]");
     let address = problems.ignored(&path, address::usable_address(text))?;
     if IpFamily::of(&address) != family {
         problems.add(path, format!("{address}: addressType is {family}; ignored"));
         return None;
     }
+
     let conditions = endpoint.conditions.as_ref();
     let hints = endpoint.hints.as_ref();
     let zones = hints.and_then(|hints| hints.for_zones.as_ref());

@@ -39,7 +39,7 @@ pub(super) fn with_vips(service: &Service, problems: &mut FieldProblems) -> Opti
     })
 }
 
-/// The cluster IPs. `None` if it is headless, or has no usable one.
+/// The cluster IPs of a Service. `None` if it is headless, or has no usable cluster IP.
 pub(super) fn cluster_ips(spec: &ServiceSpec, problems: &mut FieldProblems) -> Option<PerFamily<Option<IpAddr>>> {
     let all = items(spec.cluster_ips.as_ref());
     // The API server keeps the first entries of the two fields equal.
@@ -47,18 +47,18 @@ pub(super) fn cluster_ips(spec: &ServiceSpec, problems: &mut FieldProblems) -> O
     if first.is_empty() || first == "None" {
         return None;
     }
+
+    let mut fields: Vec<_> = all.iter().zip(0..).map(|(text, n)| (format!("spec.clusterIPs[{n}]"), &**text)).collect();
+    if fields.is_empty() {
+        fields.push(("spec.clusterIP".to_owned(), first));
+    }
+
     let families = items(spec.ip_families.as_ref());
     let mut found = PerFamily::default();
-    let mut add = |path: String, text: &str, family: Option<&String>| {
-        if let Some(ip) = problems.ignored(path, cluster_ip(text, family, &found)) {
+    for (n, (path, text)) in fields.into_iter().enumerate() {
+        if let Some(ip) = problems.ignored(path, cluster_ip(text, families.get(n), &found)) {
             found[IpFamily::of(&ip)] = Some(ip);
         }
-    };
-    if all.is_empty() {
-        add("spec.clusterIP".to_owned(), first, families.first());
-    }
-    for (n, text) in all.iter().enumerate() {
-        add(format!("spec.clusterIPs[{n}]"), text, families.get(n));
     }
     found.iter().any(|(_, ip)| ip.is_some()).then_some(found)
 }
@@ -66,9 +66,9 @@ pub(super) fn cluster_ips(spec: &ServiceSpec, problems: &mut FieldProblems) -> O
 /// `family` is the entry of `ipFamilies` with the same index; without one, the family is that of the address.
 fn cluster_ip(text: &str, family: Option<&String>, found: &PerFamily<Option<IpAddr>>) -> Result<IpAddr, String> {
     let ip = address::cluster_ip(text)?;
-    let its = IpFamily::of(&ip);
-    match (family, found[its]) {
-        (Some(family), _) if *family != its.to_string() => Err(format!("{ip}: spec.ipFamilies has {family} for it")),
+    let own = IpFamily::of(&ip);
+    match (family, found[own]) {
+        (Some(family), _) if *family != own.to_string() => Err(format!("{ip}: spec.ipFamilies has {family} for it")),
         (_, Some(first)) if first != ip => Err(format!("{ip}: the second of its IP family, after {first}")),
         _ => Ok(ip),
     }
@@ -114,10 +114,10 @@ fn external_ip(text: &str, cluster_ips: &PerFamily<Option<IpAddr>>) -> Result<Ip
 /// An IP family without ranges is open to all sources. If an invalid range may have been its only one, its VIPs are not
 /// served.
 fn is_restricted(ip: &IpAddr, ranges: &[IpNet], problems: &mut FieldProblems) -> bool {
-    let restricted = ranges.iter().any(|range| IpFamily::of(&range.addr()) == IpFamily::of(ip));
-    if !restricted {
+    let is_restricted = ranges.iter().any(|range| IpFamily::of(&range.addr()) == IpFamily::of(ip));
+    if !is_restricted {
         let message = format!("{ip} would be open to all sources without the ignored ranges; {ip} is ignored");
         problems.add("spec.loadBalancerSourceRanges", message);
     }
-    restricted
+    is_restricted
 }
