@@ -63,21 +63,18 @@ impl Authenticator {
     /// # Errors
     /// When tokens are accepted and the API server is not configured.
     pub async fn new(options: AuthnOptions) -> Result<Self> {
-        let client = match &options.tokens {
-            Some(_) => {
-                let api = KubernetesApi::new(options.kubeconfig.as_deref()).await;
-                Some(api.context("configure the API server that reviews tokens")?.client())
-            }
-            None => None,
-        };
-        Ok(Self::with_client(options, client))
+        if options.tokens.is_none() {
+            return Ok(Self::with_client(options, None));
+        }
+        let api = KubernetesApi::new(options.kubeconfig.as_deref()).await;
+        let client = api.context("configure the API server that reviews tokens")?.client();
+        Ok(Self::with_client(options, Some(client)))
     }
 
     /// Applies the options. Without a client of the API server no token is accepted.
     pub(crate) fn with_client(options: AuthnOptions, client: Option<kube::Client>) -> Self {
-        let AuthnOptions { admins, tokens, kubeconfig: _ } = options;
-        let admins = Arc::new(admins);
-        let tokens = client.zip(tokens).map(|(client, options)| Tokens::new(client, options, admins.clone()));
+        let admins = Arc::new(options.admins);
+        let tokens = client.zip(options.tokens).map(|(client, tokens)| Tokens::new(client, tokens, admins.clone()));
         Self { admins, tokens }
     }
 
@@ -93,6 +90,7 @@ impl Authenticator {
             Some(Err(unknown)) => unknown,
             None => AuthnError::NoCredential { tokens: self.tokens.is_some() },
         };
+
         match (&self.tokens, token) {
             (Some(tokens), Some(token)) => tokens.identify(token, source).await,
             (None, Some(_)) if names.is_none() => Err(AuthnError::Token(
@@ -114,18 +112,21 @@ impl Authenticator {
         if let Some(admin) = common_name.as_ref().filter(|name| self.admins.contains(*name)) {
             return Ok(Identity::Admin(admin.as_str().into()));
         }
+
         let is_in_group = organizations.iter().any(|group| group == NODE_GROUP);
-        match common_name.as_ref().and_then(|name| name.strip_prefix(NODE_USER)) {
-            Some(node) if is_in_group && is_node_name(node) => Ok(Identity::Node(node.into())),
-            _ => {
-                let common_name = common_name.as_deref().unwrap_or_default();
-                let organizations = organizations.join(", ");
-                Err(AuthnError::UnknownNames(format!(
-                    "its subject has CN {common_name:?} and O {organizations:?}, but that of a node is \
-                     CN={NODE_USER}NAME, O={NODE_GROUP}, and any other CN must be an --admin-identity of the frontend"
-                )))
-            }
+        if let Some(node) = common_name.as_ref().and_then(|name| name.strip_prefix(NODE_USER))
+            && is_in_group
+            && is_node_name(node)
+        {
+            return Ok(Identity::Node(node.into()));
         }
+
+        let common_name = common_name.as_deref().unwrap_or_default();
+        let organizations = organizations.join(", ");
+        Err(AuthnError::UnknownNames(format!(
+            "its subject has CN {common_name:?} and O {organizations:?}, but that of a node is CN={NODE_USER}NAME, \
+             O={NODE_GROUP}, and any other CN must be an --admin-identity of the frontend"
+        )))
     }
 }
 

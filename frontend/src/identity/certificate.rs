@@ -25,9 +25,11 @@ impl Names {
     pub(crate) fn read(certificate: &CertificateDer<'_>) -> Result<Self> {
         let certificate = parse(certificate)?;
         let subject = certificate.subject();
+
         let mut common_names = subject.iter_common_name().map(text);
         let common_name = common_names.next().transpose()?;
         ensure!(common_names.next().is_none(), "more than one common name");
+
         let organizations = subject.iter_organization().map(text).collect::<Result<_>>()?;
         Ok(Self { common_name, organizations })
     }

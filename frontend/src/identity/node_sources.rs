@@ -16,7 +16,7 @@ const MAX_REMEMBERED: usize = 16_384;
 #[derive(Debug, Default)]
 pub(crate) struct NodeSources {
     nodes: BTreeMap<Arc<str>, Vec<IpAddr>>,
-    /// Each with the Node that has it.
+    /// The same addresses, each with the Node that has it.
     addresses: BTreeSet<(IpAddr, Arc<str>)>,
     /// Sources of identified clients, with the number of the last one.
     remembered: BTreeMap<ClientSource, u64>,
@@ -30,6 +30,7 @@ impl NodeSources {
             for address in self.nodes.remove(name).into_iter().flatten() {
                 self.addresses.remove(&(address, name.clone()));
             }
+
             if let Some(node) = node.as_ref().filter(|node| !node.addresses.is_empty()) {
                 self.addresses.extend(node.addresses.iter().map(|address| (*address, name.clone())));
                 self.nodes.insert(name.clone(), node.addresses.clone());
@@ -37,11 +38,13 @@ impl NodeSources {
         }
     }
 
-    /// Remembers the source of a client that was identified. The one that was seen longest ago is forgotten for it.
+    /// Remembers the source of a client that was identified. Beyond the bound, the source that was seen longest ago is
+    /// forgotten.
     pub(crate) fn remember(&mut self, address: IpAddr) {
         let Self { remembered, identified, .. } = self;
         *identified += 1;
         remembered.insert(ClientSource::from(address), *identified);
+
         // The search is linear, and only needed beyond the bound.
         if remembered.len() > MAX_REMEMBERED
             && let Some((&oldest, _)) = remembered.iter().min_by_key(|(_, number)| **number)
@@ -53,9 +56,8 @@ impl NodeSources {
     /// Whether nodes connect from this address.
     pub(crate) fn contains(&self, address: IpAddr) -> bool {
         let canonical = address.to_canonical();
-        let of_node = self.addresses.range((canonical, Arc::<str>::default())..).next();
-        of_node.is_some_and(|(found, _)| *found == canonical)
-            || self.remembered.contains_key(&ClientSource::from(address))
+        let next = self.addresses.range((canonical, Arc::<str>::default())..).next();
+        next.is_some_and(|(found, _)| *found == canonical) || self.remembered.contains_key(&ClientSource::from(address))
     }
 }
 

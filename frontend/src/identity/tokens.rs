@@ -24,12 +24,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use anyhow::anyhow;
-use k8s_openapi::api::authentication::v1::TokenReview;
+use anyhow::{Result, anyhow};
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewStatus};
 use kube::Api;
 use ring::digest::{SHA256, digest};
-use runtime::failure::{Recovery, Repeated};
-use runtime::lock;
+use runtime::{
+    failure::{Recovery, Repeated},
+    lock,
+};
 use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
@@ -67,7 +69,7 @@ pub struct TokenOptions {
     pub issuers: BTreeSet<String>,
 }
 
-/// The user name of a ServiceAccount in Kubernetes, which is parsed from `NAMESPACE/NAME`.
+/// The user name of a ServiceAccount in Kubernetes, parsed from `NAMESPACE/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServiceAccount(String);
 
@@ -84,14 +86,12 @@ pub(super) struct Tokens {
 
 impl Tokens {
     pub(super) fn new(client: kube::Client, options: TokenOptions, admins: Arc<BTreeSet<String>>) -> Self {
-        let keys = SigningKeys::new(client.clone());
-        let api = Api::all(client);
         Self {
-            api,
+            keys: SigningKeys::new(client.clone()),
+            api: Api::all(client),
             options,
             admins,
             cache: TokenCache::default(),
-            keys,
             limiter: ReviewLimiter::default(),
             failures: Mutex::default(),
         }
@@ -106,10 +106,11 @@ impl Tokens {
         if token.is_empty() {
             return Err(AuthnError::Token("it is empty".to_owned()));
         }
+
         let jwt = Jwt::parse(token);
         if let Some(Jwt { claims, .. }) = &jwt {
             let checked = claims.check(&self.options, &self.admins, SystemTime::now());
-            // The client has chosen the claims, which an error has last.
+            // The client has chosen the claims, which stand at the end of an error.
             checked.map_err(|why| AuthnError::Token(excerpt(&why)))?;
         }
 
@@ -125,7 +126,8 @@ impl Tokens {
         }
     }
 
-    /// `jwt`: the parts of the token, if it is a JSON Web Token.
+    /// The result of a review, unless the token is forged or the API server does not answer. `jwt`: the parts of the
+    /// token, if it is a JSON Web Token.
     async fn review(
         &self,
         token: &str,
@@ -139,13 +141,7 @@ impl Tokens {
         };
         self.limiter.count(&client).map_err(|wait| AuthnError::TooManyReviews(wait.as_secs() + 1))?;
 
-        let reviewed = timeout(API_REQUEST_TIMEOUT, async {
-            let _permit = self.limiter.start(&client).await?;
-            review::review(&self.api, token, &self.options.audience).await
-        });
-        let reviewed = reviewed
-            .await
-            .unwrap_or_else(|_| Err(anyhow!("the API server did not answer within {API_REQUEST_TIMEOUT:?}")));
+        let reviewed = self.request_review(token, &client).await;
         let status = reviewed.map_err(|error| self.failed(&format!("{error:#}")))?;
         if let Some(Recovery { count, duration }) = lock(&self.failures).recovered() {
             info!(count, duration_ms = duration.as_millis(), "token reviews succeed again");
@@ -158,6 +154,18 @@ impl Tokens {
             Err(_) => REJECTED_TTL,
         };
         Ok(CachedResult { identity, expires_at: Instant::now() + ttl })
+    }
+
+    /// Asks the API server, after reviews for other clients if there are many.
+    async fn request_review(&self, token: &str, client: &ReviewClient) -> Result<TokenReviewStatus> {
+        let review = async {
+            let _permit = self.limiter.start(client).await?;
+            review::review(&self.api, token, &self.options.audience).await
+        };
+        match timeout(API_REQUEST_TIMEOUT, review).await {
+            Ok(reviewed) => reviewed,
+            Err(_) => Err(anyhow!("the API server did not answer within {API_REQUEST_TIMEOUT:?}")),
+        }
     }
 
     fn failed(&self, error: &str) -> AuthnError {

@@ -79,7 +79,8 @@ fn evict<I, E>(cache: &mut Entries<I, E>, now: Instant) {
     });
     if cache.len() >= MAX_ENTRIES {
         let first = cache.iter().min_by_key(|(_, entry)| entry.get().map(|result| result.expires_at));
-        let first = first.map(|(key, _)| *key);
-        first.map(|key| cache.remove(&key));
+        if let Some((&hash, _)) = first {
+            cache.remove(&hash);
+        }
     }
 }

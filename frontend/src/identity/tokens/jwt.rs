@@ -45,7 +45,7 @@ pub(super) struct Claims {
     iss: String,
     #[serde(default)]
     sub: String,
-    /// One, or a list.
+    /// One audience, or a list.
     #[serde(default)]
     aud: Value,
     exp: Option<f64>,
@@ -102,12 +102,14 @@ impl Claims {
         let audiences = aud.as_array().map_or(slice::from_ref(aud), Vec::as_slice);
         let audiences: Vec<_> = audiences.iter().filter_map(Value::as_str).map(str::to_owned).collect();
         options.check_audiences(&audiences)?;
+
         if let Some(expiry) = self.expiry()
             && expiry + MAX_CLOCK_DIFFERENCE < now
         {
             let ago = now.duration_since(expiry).unwrap_or_default().as_secs();
             return Err(format!("it expired {ago}s ago by the clock of the frontend"));
         }
+
         if !options.issuers.is_empty() && !options.issuers.contains(iss) {
             return Err(format!("its issuer is not a --token-issuer: {iss:?}"));
         }

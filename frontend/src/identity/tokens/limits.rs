@@ -89,11 +89,10 @@ impl ReviewLimiter {
 
         // Changed in the table only when all buckets have a token.
         let mut of_client = *in_table;
-        let counted = of_client.take(CLIENT_RATE, now).and_then(|()| match client {
-            ReviewClient::Holder(_) | ReviewClient::Node(_) => Ok(()),
-            ReviewClient::Unknown(_) => unknown.take(UNKNOWN_RATE, now),
-        });
-        counted.map_err(|available_at| available_at - now)?;
+        of_client.take(CLIENT_RATE, now).map_err(|available_at| available_at - now)?;
+        if matches!(client, ReviewClient::Unknown(_)) {
+            unknown.take(UNKNOWN_RATE, now).map_err(|available_at| available_at - now)?;
+        }
 
         *in_table = of_client;
         Ok(())

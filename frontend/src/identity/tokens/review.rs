@@ -32,15 +32,18 @@ pub(super) fn identity(
     if status.authenticated != Some(true) {
         return Err(status.error.clone().unwrap_or_else(|| "the API server does not accept it".to_owned()));
     }
+
     // An API server that returns no audiences has not checked them.
     let audiences = status.audiences.as_deref().unwrap_or_default();
     options.check_audiences(audiences)?;
+
     let user = status.user.as_ref();
     let name = user.and_then(|user| user.username.as_deref()).unwrap_or_default();
     if admins.contains(name) {
         return Ok(Identity::Admin(name.into()));
     }
     options.check_backend(name)?;
+
     let extra = user.and_then(|user| user.extra.as_ref()).and_then(|extra| extra.get(NODE_NAME));
     match extra.map(Vec::as_slice) {
         Some([node]) if is_node_name(node) => Ok(Identity::Node(node.as_str().into())),

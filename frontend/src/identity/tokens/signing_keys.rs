@@ -39,7 +39,7 @@ use crate::config::API_REQUEST_TIMEOUT;
 
 /// Where an API server publishes its keys as a JSON Web Key Set (RFC 7517).
 const KEYS_PATH: &str = "/openid/v1/jwks";
-/// How often the keys are fetched because of tokens with unknown key ids, whose ids may be invented.
+/// How often the keys are fetched because of tokens with unknown key ids, which a client may have invented.
 const FETCH_RATE: Rate = Rate { burst: 4, every: Duration::from_secs(10) };
 
 /// Verifies signatures. Clones share the keys.
@@ -112,8 +112,8 @@ impl SigningKeys {
         Self { client, state: Arc::default(), fetching: Arc::new(AsyncMutex::new(bucket)) }
     }
 
-    /// Verifies the signature of a token; `None`: of one that is no JSON Web Token. The keys are fetched first if that
-    /// of the token is unknown.
+    /// Verifies the signature of a token; `None`: it is no JSON Web Token. The keys are fetched first if the key of the
+    /// token is unknown.
     pub(super) async fn verify(&self, jwt: Option<&Jwt<'_>>) -> Signature {
         if let Some(signature) = self.keys().verify(jwt) {
             return signature;
@@ -134,11 +134,11 @@ impl SigningKeys {
     /// Why some signatures cannot be verified.
     pub(super) fn error(&self) -> Option<String> {
         let state = lock(&self.state);
-        let unsupported = || {
-            let (id, _) = state.keys.0.iter().find(|(_, key)| key.is_none())?;
-            Some(format!("the key {id:?} of the API server is for none of RS256, ES256 and ES384"))
-        };
-        state.error.clone().or_else(unsupported)
+        if state.error.is_some() {
+            return state.error.clone();
+        }
+        let (id, _) = state.keys.0.iter().find(|(_, key)| key.is_none())?;
+        Some(format!("the key {id:?} of the API server is for none of RS256, ES256 and ES384"))
     }
 
     fn keys(&self) -> Arc<KeySet> {
@@ -164,8 +164,10 @@ impl SigningKeys {
     }
 
     async fn fetch(&self) {
-        let fetched = timeout(API_REQUEST_TIMEOUT, request(&self.client)).await;
-        let fetched = fetched.unwrap_or_else(|_| Err(anyhow!("no answer within {API_REQUEST_TIMEOUT:?}")));
+        let fetched = match timeout(API_REQUEST_TIMEOUT, request(&self.client)).await {
+            Ok(fetched) => fetched,
+            Err(_) => Err(anyhow!("no answer within {API_REQUEST_TIMEOUT:?}")),
+        };
 
         let mut state = lock(&self.state);
         state.fetches += 1;
@@ -211,23 +213,27 @@ async fn request(client: &Client) -> Result<KeySet> {
 
 impl KeySet {
     fn parse(published: &str) -> Result<Self> {
-        let PublishedKeys { keys } = serde_json::from_str(published)?;
-        let keys = keys.into_iter().map(|key| {
-            let id = key.kid.clone();
-            let parsed = key.parse().with_context(|| format!("the key {id:?}"))?;
-            Ok((id, parsed))
-        });
-        Ok(Self(keys.collect::<Result<_>>()?))
+        let published: PublishedKeys = serde_json::from_str(published)?;
+        let mut keys = BTreeMap::new();
+        for key in published.keys {
+            let parsed = key.parse().with_context(|| format!("the key {:?}", key.kid))?;
+            keys.insert(key.kid, parsed);
+        }
+        Ok(Self(keys))
     }
 
     /// `None`: the key of the token is not among these.
     fn verify(&self, jwt: Option<&Jwt<'_>>) -> Option<Signature> {
         let Some(jwt) = jwt else {
-            let reason = "it is not a JSON Web Token, as those of ServiceAccounts are";
-            return (!self.0.is_empty()).then(|| Signature::Invalid(reason.to_owned()));
+            if self.0.is_empty() {
+                return None;
+            }
+            return Some(Signature::Invalid("it is not a JSON Web Token, as those of ServiceAccounts are".to_owned()));
         };
-        let key = self.0.get(&jwt.header.kid)?;
-        Some(key.as_ref().map_or(Signature::Unverified, |key| key.verify(jwt)))
+        match self.0.get(&jwt.header.kid)? {
+            Some(key) => Some(key.verify(jwt)),
+            None => Some(Signature::Unverified),
+        }
     }
 }
 
