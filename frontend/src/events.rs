@@ -3,19 +3,18 @@
 //! the object.
 //!
 //! ```text
-//!   session: Ack with new failures ──try_send──▶ queue (bounded) ──▶ EventRecorder ──▶ failure: Service, reason
-//!            Hello of a new run                                             ├────────▶ event: a start, a degraded node
-//!   engine: ObjectNotice                                                    └────────▶ event: problems of an object
+//!   session: Ack with new failures ──try_send──▶ queue (bounded) ──▶ EventRecorder ──▶ of a Service and a reason
+//!            Hello of a new run                                             ├────────▶ of a start, a degraded node
+//!   engine: ObjectNotice                                                    └────────▶ of problems of an object
 //!                                                                                      │ rate-limited
 //!                                                                                      ▼
 //!                                                                        create, unless it exists
 //! ```
 //!
-//! A session never waits for this: reports that do not fit into the queue are dropped. Replicas do not know of each
-//! other: the name of an Event is a hash of its content, so that they create one Event together.
+//! A session never waits for the recorder: reports that do not fit into the queue are dropped. Replicas do not know of
+//! each other: the name of an Event is a hash of its content, so that they create one Event together.
 
 mod event;
-mod failure;
 mod recorder;
 #[cfg(test)]
 mod tests;

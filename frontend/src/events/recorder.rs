@@ -29,8 +29,8 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    EventReport, event,
-    failure::{FailureKey, FailureReport},
+    EventReport,
+    event::{self, FailureKey, FailureReport},
 };
 use crate::config::API_REQUEST_TIMEOUT;
 
@@ -47,16 +47,17 @@ const UID_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_FAILURES: usize = 1024;
 /// A failure gets no other Event for this time. Kubernetes keeps Events for the same time by default.
 const FAILURE_RETENTION: Duration = Duration::from_secs(3600);
-/// The delay before the Event of a failure is sent again that could not be sent.
+/// The delay before the Event of a failure is sent again after an attempt that failed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
-/// The most Events about nodes that wait to be sent, and the most about problems of objects. Further ones are dropped.
+/// The most Events about nodes that wait to be sent, and the most about problems of objects. Further Events are
+/// dropped.
 const MAX_WAITING: usize = 1024;
-/// The most of them about problems of objects in one namespace, so that its tenant leaves room to others.
+/// The most waiting Events about problems of objects in one namespace, so that its tenant leaves room to others.
 const MAX_OF_NAMESPACE: usize = 64;
 /// The most failures of one namespace that are remembered, so that its tenant leaves room to others.
 const MAX_FAILURES_OF_NAMESPACE: usize = 256;
-/// The most failures that are remembered of those that one node was the first to report, and the most new ones of one
-/// Ack that are looked up.
+/// The most failures that are remembered of one node, which was the first to report them, and the most new failures of
+/// an Ack that are looked up.
 pub(crate) const MAX_FAILURES_OF_NODE: usize = 512;
 /// The most Events of an interval that are about failures, which come again and again, so that others get room.
 const FAILURES_PER_INTERVAL: usize = 3;
@@ -84,6 +85,14 @@ struct EventSender {
     pauses: CountedLog<()>,
 }
 
+/// What became of an Event.
+enum SendOutcome {
+    /// It exists, or another attempt would not help.
+    Done,
+    /// Another attempt may help.
+    Retry,
+}
+
 impl EventRecorder {
     pub(super) fn new(client: Client, instance: String) -> Self {
         let sender = EventSender { client, instance, paused: HashMap::new(), pauses: CountedLog::default() };
@@ -97,16 +106,7 @@ impl EventRecorder {
         loop {
             tokio::select! {
                 report = reports.recv() => match report {
-                    Some(EventReport::Failed(node, failure)) => drop(add_failure(&mut self.failures, node, failure)),
-                    Some(EventReport::Started(start)) => add(&mut self.of_nodes, start.event(), MAX_WAITING),
-                    Some(EventReport::Degraded(node, text)) => {
-                        add(&mut self.of_nodes, event::of_degraded(node, text, Timestamp::now()), MAX_WAITING);
-                    }
-                    Some(EventReport::Problem(notice)) => {
-                        if let Some(event) = event::of_problems(&notice, Timestamp::now()) {
-                            add(&mut self.of_objects, event, MAX_OF_NAMESPACE);
-                        }
-                    }
+                    Some(report) => self.add(report),
                     None => return,
                 },
                 _ = ticks.tick() => self.send_due().await,
@@ -114,70 +114,98 @@ impl EventRecorder {
         }
     }
 
-    /// Sends what is due, at most [`EVENTS_PER_INTERVAL`]. Failures come first, but leave room for Events about
-    /// nodes and objects, which take turns. Of these one that cannot be sent is dropped; that of a failure is sent
-    /// later.
+    fn add(&mut self, report: EventReport) {
+        match report {
+            EventReport::Failed(node, failure) => add_failure(&mut self.failures, node, failure),
+            EventReport::Started(start) => add(&mut self.of_nodes, start.event(), MAX_WAITING),
+            EventReport::Degraded(node, text) => {
+                add(&mut self.of_nodes, event::of_degraded(node, text, Timestamp::now()), MAX_WAITING);
+            }
+            EventReport::Problem(notice) => {
+                if let Some(event) = event::of_problems(&notice, Timestamp::now()) {
+                    add(&mut self.of_objects, event, MAX_OF_NAMESPACE);
+                }
+            }
+        }
+    }
+
+    /// Sends the Events that are due, at most [`EVENTS_PER_INTERVAL`]. Those of failures come first, but leave room for
+    /// Events about nodes and objects.
     async fn send_due(&mut self) {
-        let Self { sender, failures, of_nodes, of_objects } = self;
-        failures.retain(|_, report| report.at.elapsed() < FAILURE_RETENTION);
-        let mut left = EVENTS_PER_INTERVAL;
+        self.failures.retain(|_, report| report.at.elapsed() < FAILURE_RETENTION);
+        let sent = self.send_failures().await;
+        self.send_waiting(EVENTS_PER_INTERVAL - sent).await;
+    }
+
+    /// Sends the Events of failures, and returns how many. An Event that cannot be sent is sent again later.
+    async fn send_failures(&mut self) -> usize {
         let now = Instant::now();
         let is_due = |report: &FailureReport| report.send_at.is_some_and(|at| at <= now);
-        for (key, report) in failures.iter_mut().filter(|(_, report)| is_due(report)) {
-            if left == EVENTS_PER_INTERVAL - FAILURES_PER_INTERVAL {
+        let mut sent = 0;
+        for (key, report) in self.failures.iter_mut().filter(|(_, report)| is_due(report)) {
+            if sent == FAILURES_PER_INTERVAL {
                 break;
             }
-            if sender.is_paused(&key.port.namespace) {
+            if self.sender.is_paused(&key.port.namespace) {
                 continue;
             }
-            left -= 1;
-            let is_done = sender.send(report.event(key)).await;
-            report.send_at = (!is_done).then(|| now + RETRY_INTERVAL);
+            sent += 1;
+            report.send_at = match self.sender.send(report.event(key)).await {
+                SendOutcome::Done => None,
+                SendOutcome::Retry => Some(now + RETRY_INTERVAL),
+            };
         }
-        let (mut next, mut other) = (of_nodes, of_objects);
+        sent
+    }
+
+    /// Sends Events about nodes and about objects by turns. An Event that cannot be sent is dropped.
+    async fn send_waiting(&mut self, mut left: usize) {
+        let mut next = &mut self.of_nodes;
+        let mut other = &mut self.of_objects;
         while left > 0
             && let Some(event) = next.pop_front().or_else(|| other.pop_front())
         {
             mem::swap(&mut next, &mut other);
-            if !sender.is_paused(event.metadata.namespace.as_deref().unwrap_or_default()) {
+            if !self.sender.is_paused(event.metadata.namespace.as_deref().unwrap_or_default()) {
                 left -= 1;
-                sender.send(event).await;
+                self.sender.send(event).await;
             }
         }
     }
 }
 
-/// Adds an Event to those that wait if there is room, or in place of one of the same name.
+/// Adds an Event to the waiting ones if there is room, or in place of an Event with the same name.
 fn add(waiting: &mut VecDeque<Event>, event: Event, max_of_namespace: usize) {
     let ObjectMeta { name, namespace, .. } = &event.metadata;
-    let of_namespace = waiting.iter().filter(|other| other.metadata.namespace == *namespace).count();
-    let has_room = waiting.len() < MAX_WAITING && of_namespace < max_of_namespace;
     let is_same = |other: &&mut Event| (&other.metadata.name, &other.metadata.namespace) == (name, namespace);
     if let Some(other) = waiting.iter_mut().find(is_same) {
         *other = event;
-    } else if has_room {
+        return;
+    }
+
+    let of_namespace = waiting.iter().filter(|other| other.metadata.namespace == *namespace).count();
+    if waiting.len() < MAX_WAITING && of_namespace < max_of_namespace {
         waiting.push_back(event);
     }
 }
 
-/// Adds the report of a failure. Returns whether there is room for it.
+/// Adds the first report of a failure, if there is room.
 pub(super) fn add_failure(
     failures: &mut HashMap<FailureKey, FailureReport>,
     node: Arc<str>,
     failure: ServicePortFailure,
-) -> bool {
+) {
     let key = FailureKey::of(failure);
     if failures.contains_key(&key) {
-        return true;
+        return;
     }
+
     let of_namespace = failures.keys().filter(|other| other.port.namespace == key.port.namespace).count();
     let of_node = failures.values().filter(|report| report.node == node).count();
     let has_room = of_namespace < MAX_FAILURES_OF_NAMESPACE && of_node < MAX_FAILURES_OF_NODE;
-    if failures.len() >= MAX_FAILURES || !has_room {
-        return false;
+    if failures.len() < MAX_FAILURES && has_room {
+        failures.insert(key, FailureReport::now(node));
     }
-    failures.insert(key, FailureReport::now(node));
-    true
 }
 
 impl EventSender {
@@ -194,23 +222,16 @@ impl EventSender {
         self.pauses.record(())
     }
 
-    /// Creates an Event, unless it exists: another replica or an earlier session may have created it. Returns false if
-    /// another attempt may help.
-    async fn send(&mut self, mut event: Event) -> bool {
+    /// Creates an Event, unless it exists: another replica or an earlier session may have created it.
+    async fn send(&mut self, mut event: Event) -> SendOutcome {
         event.reporting_controller = Some(CONTROLLER.to_owned());
         event.reporting_instance = Some(self.instance.clone());
+        let name = event.name_any();
         let namespace = event.namespace().unwrap_or_default();
-        let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
-        let request = async {
-            if let Some(object) = event.regarding.as_ref().filter(|object| object.uid.is_none())
-                && let Ok(Some(uid)) = timeout(UID_TIMEOUT, uid(self.client.clone(), object)).await
-            {
-                event::add_uid(&mut event, uid);
-            }
-            api.create(&PostParams::default(), &event).await
-        };
-        match timeout(API_REQUEST_TIMEOUT, request).await {
-            Ok(Ok(_)) => return true,
+
+        match timeout(API_REQUEST_TIMEOUT, self.create(event, &namespace)).await {
+            Ok(Ok(())) => SendOutcome::Done,
+            Ok(Err(kube::Error::Api(status))) if status.code == 409 => SendOutcome::Done,
             Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
                 if let Some(namespaces) = self.pause(namespace.clone()) {
                     warn!(
@@ -222,19 +243,35 @@ impl EventSender {
                         "not allowed to create events in a namespace"
                     );
                 }
+                SendOutcome::Retry
             }
-            Ok(Err(kube::Error::Api(status))) if status.code == 409 => return true,
             Ok(Err(error)) => {
-                debug!(error = chain(&error), namespace, name = event.name_any(), "event not sent");
-                // The namespace may be gone. Another attempt would not help.
-                return matches!(&error, kube::Error::Api(status) if status.code < 500 && status.code != 429);
+                debug!(error = chain(&error), namespace, name, "event not sent");
+                match error {
+                    // The namespace may be gone.
+                    kube::Error::Api(status) if status.code < 500 && status.code != 429 => SendOutcome::Done,
+                    _ => SendOutcome::Retry,
+                }
             }
             Err(_) => {
-                let (name, timeout_ms) = (event.name_any(), API_REQUEST_TIMEOUT.as_millis());
+                let timeout_ms = API_REQUEST_TIMEOUT.as_millis();
                 debug!(namespace, name, timeout_ms, "event not sent within its timeout");
+                SendOutcome::Retry
             }
         }
-        false
+    }
+
+    /// Creates an Event, with the UID of its object if the API server answers in time.
+    async fn create(&self, mut event: Event, namespace: &str) -> kube::Result<()> {
+        if let Some(object) = event.regarding.as_ref().filter(|object| object.uid.is_none())
+            && let Ok(Some(uid)) = timeout(UID_TIMEOUT, uid(self.client.clone(), object)).await
+        {
+            event::add_uid(&mut event, uid);
+        }
+
+        let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+        api.create(&PostParams::default(), &event).await?;
+        Ok(())
     }
 }
 
@@ -246,7 +283,8 @@ async fn uid(client: Client, object: &ObjectReference) -> Option<String> {
     } else {
         ApiResource::erase::<Service>(&())
     };
-    let (name, namespace) = (object.name.as_deref()?, object.namespace.as_deref()?);
+    let name = object.name.as_deref()?;
+    let namespace = object.namespace.as_deref()?;
     let api: Api<DynamicObject> = Api::namespaced_with(client, namespace, &resource);
     let selection = ListParams::default().match_any().fields(&format!("metadata.name={name}"));
     match api.list_metadata(&selection).await {
