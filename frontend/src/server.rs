@@ -23,16 +23,19 @@ mod router;
 mod status;
 mod watch;
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
-use futures::stream::{BoxStream, StreamExt as _};
+use futures::stream::{BoxStream, StreamExt as _, TryStreamExt as _};
 use http::request::Parts;
 use proto::v1;
 use runtime::Shutdown;
 use tokio::task::spawn_blocking;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Response, Status, transport::Server};
+use tonic::{
+    Code, Response, Status,
+    transport::{self, Server, server::Router},
+};
 use tracing::info;
 
 use crate::{
@@ -98,37 +101,12 @@ impl Frontend {
         if let Some(auth) = &auth {
             self.context.tls.get_or_init(|| auth.clone());
         }
+
         let admission = Arc::new(Admission::new(self.context.clone(), auth.is_none()));
         let service = FairleadService { context: self.context.clone(), auth, shutdown: shutdown.clone() };
         let router = self.http2_server().add_service(service);
-        let mut stop = shutdown.clone();
-        let stop = async move { stop.recv().await };
-        let serving = async {
-            match listener {
-                Listener::Tcp(incoming, _) => {
-                    let connections = incoming.map(|accepted| {
-                        accepted.map(|stream| {
-                            let address = client_address(&stream);
-                            Connection::new(stream, Peer::new(admission.clone(), address))
-                        })
-                    });
-                    router.serve_with_incoming_shutdown(connections, stop).await
-                }
-                Listener::Tls(incoming, _, auth) => {
-                    let connections = ReceiverStream::new(incoming::accept(incoming, auth, admission));
-                    let connections = connections.map(Ok::<_, std::convert::Infallible>);
-                    router.serve_with_incoming_shutdown(connections, stop).await
-                }
-                Listener::Unix(incoming, _) => {
-                    let connections = incoming.map(|accepted| {
-                        accepted.map(|stream| Connection::new(stream, Peer::new(admission.clone(), None)))
-                    });
-                    router.serve_with_incoming_shutdown(connections, stop).await
-                }
-            }
-        };
         tokio::select! {
-            served = serving => served.context("serve gRPC"),
+            served = serve_connections(router, listener, admission, shutdown.clone()) => served.context("serve gRPC"),
             () = self.drain_timeout(shutdown) => {
                 info!("clients did not disconnect in time, closing their connections");
                 Ok(())
@@ -158,11 +136,38 @@ impl Frontend {
     }
 
     /// Returns when clients have had their time to disconnect after the shutdown. A client that does not read does not
-    /// even receive the request to.
+    /// receive the request to reconnect.
     async fn drain_timeout(&self, mut shutdown: Shutdown) {
         shutdown.recv().await;
         let config = &self.context.config;
         tokio::time::sleep(config.max_drain_delay + config.drain_grace + DRAIN_SLACK).await;
+    }
+}
+
+/// Serves the connections of a listener until they have all ended after the shutdown.
+async fn serve_connections(
+    router: Router,
+    listener: Listener,
+    admission: Arc<Admission>,
+    mut shutdown: Shutdown,
+) -> Result<(), transport::Error> {
+    let stop = async move { shutdown.recv().await };
+    match listener {
+        Listener::Tcp(incoming, _) => {
+            let connections = incoming.map_ok(|stream| {
+                let address = client_address(&stream);
+                Connection::new(stream, Peer::new(admission.clone(), address))
+            });
+            router.serve_with_incoming_shutdown(connections, stop).await
+        }
+        Listener::Tls(incoming, _, auth) => {
+            let connections = ReceiverStream::new(incoming::accept(incoming, auth, admission));
+            router.serve_with_incoming_shutdown(connections.map(Ok::<_, Infallible>), stop).await
+        }
+        Listener::Unix(incoming, _) => {
+            let connections = incoming.map_ok(|stream| Connection::new(stream, Peer::new(admission.clone(), None)));
+            router.serve_with_incoming_shutdown(connections, stop).await
+        }
     }
 }
 
@@ -171,6 +176,7 @@ impl FairleadService {
     async fn identify(&self, request: &Parts) -> Result<Caller, Status> {
         let address = request.extensions.get().and_then(|peer: &Arc<Peer>| peer.ip());
         let Some(auth) = &self.auth else { return Ok(Caller { identity: Identity::Trusted, address }) };
+
         let identified = auth.identify(request).await.inspect_err(|status| {
             let reason = match status.code() {
                 Code::Unavailable => Rejection::Unavailable,
@@ -220,6 +226,7 @@ impl FairleadService {
     async fn plan(&self, request: v1::PlanRequest, permit: Arc<AnswerPermit>) -> Answer<v1::PlanResponse> {
         // Fails only when the semaphore is closed, which it never is.
         let turn = self.context.plans.clone().acquire_owned().await.ok();
+
         let context = self.context.clone();
         let planned = spawn_blocking(move || {
             // Also when the client has gone.
@@ -233,20 +240,18 @@ impl FairleadService {
     /// The levels of a node's own pods, until its next such stream.
     fn drains(
         &self,
-        Caller { identity, .. }: &Caller,
+        caller: &Caller,
         request: &v1::DrainsRequest,
         call: Option<CallGuard>,
     ) -> Answer<BoxStream<'static, Result<v1::DrainLevels, Status>>> {
         if !is_node_name(&request.node) {
             return Err(Status::invalid_argument("node: is not the name of a Node"));
         }
-        if let Err(denied) = identity.may_inspect(&request.node) {
-            self.context.metrics.rejected(Rejection::NotPermitted);
-            return Err(Status::permission_denied(denied.to_string()));
-        }
-        if !self.context.rate_limiter.open_drains(identity) {
+        self.authorize(caller, &request.node)?;
+        if !self.context.rate_limiter.open_drains(&caller.identity) {
             return Err(Status::resource_exhausted("too many streams of Drains were opened: try again in a second"));
         }
+
         let levels = drains(self.context.clone(), request.node.as_str().into(), call, self.shutdown.clone())?;
         Ok(Response::new(levels.map(Ok).boxed()))
     }

@@ -55,9 +55,9 @@ pub(crate) struct Drain<'a> {
 }
 
 impl EndingPods {
-    /// What a node is told of its pods, and the first revision that one of them waits for, of those that some node has
-    /// not programmed. `listed`: those in slices that did not end a moment ago; what is known of a pod that ends is
-    /// newer. Of several levels at an address, the one that is furthest from drained counts.
+    /// The levels of the pods of a node, and the first revision that one of these pods waits for because some node has
+    /// not programmed it. `listed`: the pods in slices that did not end a moment ago; if one is among the ending pods,
+    /// that is newer. Of several levels at an address, a client uses the one that is furthest from drained.
     pub(crate) fn message(
         &self,
         fleet: &Fleet,
@@ -71,9 +71,8 @@ impl EndingPods {
         let waits_for = ending.iter().filter_map(|(_, pod)| pod.unused_since).filter(is_waited_for).min();
 
         let in_use = listed.iter().filter(|pod| !self.pods.contains_key(&pod.key));
-        let in_use = in_use.map(|pod| level(pod.key, pod.address, DrainState::InUse));
-        let ending = ending.into_iter().flat_map(|(key, pod)| pod.levels(key, fleet));
-        let mut levels: Vec<_> = in_use.chain(ending).collect();
+        let mut levels: Vec<_> = in_use.map(|pod| level(pod.key, pod.address, DrainState::InUse)).collect();
+        levels.extend(ending.into_iter().flat_map(|(key, pod)| pod.levels(key, fleet)));
         levels.sort_by(|one, other| (&one.address, &one.pod_uid).cmp(&(&other.address, &other.pod_uid)));
 
         let message = v1::DrainLevels {
@@ -128,6 +127,7 @@ impl EndingPod {
                 break;
             }
         }
+
         drain.behind.sort_unstable();
         drain.state = if drain.behind.is_empty() { DrainState::Drained } else { DrainState::Behind };
         drain
@@ -143,14 +143,10 @@ impl EndingPod {
     fn lacking<'a>(&self, fleet: &'a Fleet, since: Revision) -> impl Iterator<Item = (&'a StreamStatus, bool)> {
         let namespaces = self.namespaces();
         let behind = fleet.behind(since).filter(move |status| !status.has_programmed_for(&namespaces, since));
-        let behind = behind.map(|status| (status, makes_progress(status)));
 
         let services = self.services.clone();
-        let failing = fleet.failing_backends().filter_map(move |status| {
-            let failing_for = status.failing_for(&services)?;
-            Some((status, failing_for < MAX_LAG && makes_progress(status)))
-        });
-        behind.chain(failing)
+        let failing = fleet.failing_backends().filter_map(move |status| failing_backend(status, &services));
+        behind.map(|status| (status, makes_progress(status))).chain(failing)
     }
 
     /// Its level at each of its addresses.
@@ -162,22 +158,25 @@ impl EndingPod {
         }
         let unlisted = self.unused_since.map_or(0, |since| fleet.unlisted_behind(since, MAX_LAG));
 
-        let at = |address: &IpAddr| v1::DrainLevel {
-            slices_version: self.slices_version.0,
-            services: first_services(&self.services),
-            behind: drain.behind.iter().map(ToString::to_string).collect(),
-            waits_for_more: drain.waits_for_more,
-            not_programmed: Some(not_programmed),
-            unlisted: unlisted as u64,
-            gone: self.gone_since.is_some(),
-            ..level(key, *address, drain.state)
-        };
-        self.addresses.iter().map(at).collect()
+        let mut levels = Vec::with_capacity(self.addresses.len());
+        for address in &self.addresses {
+            levels.push(v1::DrainLevel {
+                slices_version: self.slices_version.0,
+                services: first_services(&self.services),
+                behind: drain.behind.iter().map(ToString::to_string).collect(),
+                waits_for_more: drain.waits_for_more,
+                not_programmed: Some(not_programmed),
+                unlisted: unlisted as u64,
+                gone: self.gone_since.is_some(),
+                ..level(key, *address, drain.state)
+            });
+        }
+        levels
     }
 }
 
 impl ListedPod {
-    /// Those of these entries that do not end, at most [`MAX_LEVELS`].
+    /// The pods of these entries that do not end, at most [`MAX_LEVELS`].
     pub(crate) fn of(entries: Vec<PodEntry>) -> Vec<Self> {
         let mut by_namespace = BTreeMap::<Arc<str>, BTreeMap<IpAddr, PodKey>>::new();
         for entry in counting(entries).values().flatten().filter(|entry| !entry.terminating) {
@@ -202,6 +201,12 @@ pub(crate) fn ending_pod(pod: &EndingPod, fleet: &Fleet) -> v1::EndingPod {
         waits_for_more: drain.waits_for_more,
         ending_micros: micros(pod.since.elapsed()),
     }
+}
+
+/// A backend that cannot program one of these Services, and whether a pod waits for it.
+fn failing_backend<'a>(status: &'a StreamStatus, services: &BTreeSet<ObjectName>) -> Option<(&'a StreamStatus, bool)> {
+    let failing_for = status.failing_for(services)?;
+    Some((status, failing_for < MAX_LAG && makes_progress(status)))
 }
 
 fn makes_progress(status: &StreamStatus) -> bool {

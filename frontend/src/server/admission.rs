@@ -69,6 +69,7 @@ impl Admission {
         if self.is_trusted {
             return self.admit_identity(&Identity::Trusted, None, evicted);
         }
+
         let table = if self.is_node_source(address) { &self.node_sources } else { &self.unknown_sources };
         Admitted::Unidentified(table.admit_as(address.into(), evicted))
     }
@@ -88,7 +89,7 @@ impl Admission {
         Admitted::Identified(self.identified.admit_as(identity.clone(), evicted))
     }
 
-    /// Waits until a TLS handshake may begin. Those of unknown sources are few, and take no permit of nodes.
+    /// Waits until a TLS handshake may begin. Handshakes of unknown sources are few, and take no permit of nodes.
     pub(super) async fn start_handshake(&self, address: IpAddr) -> Result<Option<SemaphorePermit<'_>>, AcquireError> {
         if self.is_node_source(address) { self.handshakes.acquire().await.map(Some) } else { Ok(None) }
     }

@@ -28,26 +28,32 @@ impl TlsAuth {
 
     /// Identifies the client that sent a request, by its certificate and headers: the body has not been read.
     pub(super) async fn identify(&self, request: &Parts) -> Result<Identity, Status> {
-        let peer: &Arc<Peer> =
-            request.extensions.get().ok_or_else(|| Status::internal("the connection of the call is unknown"))?;
+        let peer = request.extensions.get::<Arc<Peer>>();
+        let peer = peer.ok_or_else(|| Status::internal("the connection of the call is unknown"))?;
         let is_node = peer.ip().is_some_and(|address| peer.admission.is_node_source(address));
         let source = TokenSource { address: peer.ip(), is_node };
-        let identified = self.authenticator.identify(peer.names.get(), bearer(&request.headers), source).await;
-        identified.inspect(|identity| peer.set_identity(identity)).map_err(|error| {
-            let text = "client rejected, it could not be identified";
-            match peer.admission.count_rejection(peer.ip()) {
-                Some(count) => info!(client = ?peer.address, %error, count, "{text}"),
-                None => debug!(client = ?peer.address, %error, "{text}"),
+
+        match self.authenticator.identify(peer.names.get(), bearer(&request.headers), source).await {
+            Ok(identity) => {
+                peer.set_identity(&identity);
+                Ok(identity)
             }
-            to_status(&error)
-        })
+            Err(error) => {
+                let text = "client rejected, it could not be identified";
+                match peer.admission.count_rejection(peer.ip()) {
+                    Some(count) => info!(client = ?peer.address, %error, count, "{text}"),
+                    None => debug!(client = ?peer.address, %error, "{text}"),
+                }
+                Err(to_status(&error))
+            }
+        }
     }
 }
 
 /// The token in `authorization: Bearer TOKEN`.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+    if scheme.eq_ignore_ascii_case("bearer") { Some(token.trim()) } else { None }
 }
 
 fn to_status(error: &AuthnError) -> Status {

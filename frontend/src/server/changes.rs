@@ -18,12 +18,11 @@ pub(super) fn response(
     let v1::ChangesRequest { node, namespace, name, since_micros } = request;
     require_ready(cluster)?;
 
-    // Commits need the log: it is locked only to collect what the answer follows from.
-    let (since, complete_since) = {
-        let log = cluster.log();
-        let since = log.changes_while(node, |at| unix_micros(at) > *since_micros);
-        (since, log.changes.complete_since(namespace, node))
-    };
+    // Commits need the log, which is locked only to collect what the answer follows from.
+    let log = cluster.log();
+    let since = log.changes_while(node, |at| unix_micros(at) > *since_micros);
+    let complete_since = log.changes.complete_since(namespace, node);
+    drop(log);
     // Rounded up, since the time of a change is rounded down.
     let mut complete_since_micros = unix_micros(complete_since) + 1;
 
@@ -43,18 +42,24 @@ pub(super) fn response(
 
 fn wire(change: &LoggedChange, client: &Identity) -> v1::Change {
     let LoggedChange { at, revision, key, summary, cause, recipients: _ } = change;
-    // The summary may name endpoints that only other nodes use.
-    let (cause, summary) =
-        if client.sees_cluster() { (cause.as_ref(), summary.clone()) } else { (None, String::new()) };
-    v1::Change {
+    let mut wire = v1::Change {
         at_micros: unix_micros(*at),
         revision: revision.0,
         service_port: key.to_string(),
-        summary,
-        object: cause.map(|cause| format!("{} {}", cause.kind, cause.name)).unwrap_or_default(),
-        version: cause.map_or(0, |cause| cause.origin.version.0),
-        manager: cause.and_then(|cause| cause.origin.manager.as_deref()).unwrap_or_default().to_owned(),
+        ..v1::Change::default()
+    };
+    if !client.sees_cluster() {
+        // The summary may name endpoints that only other nodes use.
+        return wire;
     }
+
+    wire.summary.clone_from(summary);
+    if let Some(cause) = cause {
+        wire.object = format!("{} {}", cause.kind, cause.name);
+        wire.version = cause.origin.version.0;
+        wire.manager = cause.origin.manager.as_deref().unwrap_or_default().to_owned();
+    }
+    wire
 }
 
 #[cfg(test)]

@@ -86,11 +86,10 @@ impl Peer {
 
     /// The client was identified: from now on its connection is counted by its first identity.
     pub(super) fn set_identity(&self, identity: &Identity) {
-        self.with(|usage| {
-            if matches!(usage.admitted, Admitted::Unidentified(_)) {
-                usage.admitted = self.admission.admit_identity(identity, self.ip(), self.evicted.clone());
-            }
-        });
+        let mut usage = lock(&self.usage);
+        if matches!(usage.admitted, Admitted::Unidentified(_)) {
+            usage.admitted = self.admission.admit_identity(identity, self.ip(), self.evicted.clone());
+        }
     }
 
     /// Waits until the connection must be closed for another one.
@@ -100,30 +99,25 @@ impl Peer {
     }
 
     fn count_eviction(&self) {
-        self.with(|usage| self.admission.count_eviction(&usage.admitted));
+        self.admission.count_eviction(&lock(&self.usage).admitted);
     }
 
     /// Counts a call, which keeps the connection open until it is dropped.
     pub(super) fn start_call(self: &Arc<Self>) -> CallGuard {
-        self.with(|usage| usage.open_calls += 1);
+        lock(&self.usage).open_calls += 1;
         CallGuard(self.clone())
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Usage) -> T) -> T {
-        act(&mut lock(&self.usage))
-    }
-
     fn is_identified(&self) -> bool {
-        self.with(|usage| !matches!(usage.admitted, Admitted::Unidentified(_)))
+        !matches!(lock(&self.usage).admitted, Admitted::Unidentified(_))
     }
 }
 
 impl Drop for CallGuard {
     fn drop(&mut self) {
-        self.0.with(|usage| {
-            usage.open_calls -= 1;
-            usage.idle_since = Instant::now();
-        });
+        let mut usage = lock(&self.0.usage);
+        usage.open_calls -= 1;
+        usage.idle_since = Instant::now();
     }
 }
 
@@ -153,6 +147,7 @@ impl<S> Connection<S> {
             debug!(client = ?self.peer.address, "closing a connection in favour of another");
             return Err(Error::new(ErrorKind::ConnectionAborted, "too many connections, another one replaces it"));
         }
+
         while self.deadline.as_mut().poll(context).is_ready() {
             let Some(until) = self.next_check() else {
                 debug!(client = ?self.peer.address, "closing unused connection");
@@ -167,12 +162,13 @@ impl<S> Connection<S> {
     /// not identified in time.
     fn next_check(&self) -> Option<Instant> {
         let now = Instant::now();
-        let until = self.peer.with(|usage| {
-            let idle_since = if usage.open_calls > 0 { now } else { usage.idle_since };
-            let until = idle_since + self.peer.admission.limits.idle;
-            if matches!(usage.admitted, Admitted::Unidentified(_)) { until.min(self.identified_by) } else { until }
-        });
-        Some(until).filter(|until| *until > now)
+        let usage = lock(&self.peer.usage);
+        let idle_since = if usage.open_calls > 0 { now } else { usage.idle_since };
+        let mut until = idle_since + self.peer.admission.limits.idle;
+        if matches!(usage.admitted, Admitted::Unidentified(_)) {
+            until = until.min(self.identified_by);
+        }
+        if until > now { Some(until) } else { None }
     }
 
     /// Fails when a client that is not identified has sent too much.
@@ -180,6 +176,7 @@ impl<S> Connection<S> {
         if self.peer.is_identified() {
             return Ok(());
         }
+
         let Some(left) = self.unidentified_bytes.checked_sub(bytes) else {
             debug!(client = ?self.peer.address, "closing a connection that sent too much before it was identified");
             return Err(Error::new(ErrorKind::InvalidData, "too many bytes before the client was identified"));

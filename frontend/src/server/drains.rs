@@ -2,8 +2,8 @@
 //!
 //! A message is made when something that concerns the node has changed, and is sent if it differs from the last one. A
 //! commit notifies the stream, and so does the Ack with which the last node has programmed what a pod waits for. Other
-//! Acks do not, because all streams would look at each of them: the names of nodes that are behind, and what follows
-//! from failures and from time, are looked at again after [`CHECK_INTERVAL`].
+//! Acks do not, because all streams would have to look at each Ack: the names of nodes that are behind, and the effects
+//! of failures and of time, are computed again after [`CHECK_INTERVAL`].
 
 use std::{sync::Arc, time::Duration};
 
@@ -63,21 +63,22 @@ async fn follow(
     let mut programmed = context.streams.programmed();
     let mut listed = Vec::new();
     let mut listed_as_of: Option<(NodeChange, Instant)> = None;
+
     let age = context.config.max_stream_age.map(jittered);
     let too_old = runtime::sleep_until(age.map(|age| Instant::now() + age));
     tokio::pin!(too_old);
 
     loop {
         let change = *changes.borrow_and_update();
-        // Costs all slices that name the node.
+        // A new list costs all slices that name the node.
         let is_due =
-            |(seen, at): (NodeChange, Instant)| seen.entries != change.entries && at.elapsed() >= CHECK_INTERVAL;
-        if listed_as_of.is_none_or(is_due) {
+            listed_as_of.is_none_or(|(seen, at)| seen.entries != change.entries && at.elapsed() >= CHECK_INTERVAL);
+        if is_due {
             listed = ListedPod::of(context.cluster.index().entries_on(node));
             listed_as_of = Some((change, Instant::now()));
         }
 
-        let (message, waits_for) = look(context, node, &listed);
+        let (message, waits_for) = message(context, node, &listed);
         messages.send_if_modified(|last| {
             let has_changed = last.as_ref() != Some(&message);
             *last = Some(message);
@@ -96,8 +97,8 @@ async fn follow(
     }
 }
 
-/// What a node is told now, and the first revision that one of its pods waits for.
-fn look(context: &FrontendContext, node: &str, listed: &[ListedPod]) -> (v1::DrainLevels, Option<Revision>) {
+/// The message for a node as of now, and the first revision that one of its pods waits for.
+fn message(context: &FrontendContext, node: &str, listed: &[ListedPod]) -> (v1::DrainLevels, Option<Revision>) {
     let slices_version = SourceVersion(context.cluster.kind_versions().borrow().endpoint_slices);
     let pods = context.cluster.ending_pods();
     let epoch = context.cluster.epoch.0;

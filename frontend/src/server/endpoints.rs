@@ -25,30 +25,21 @@ pub(super) fn response(
         return Err(Status::invalid_argument("node: is empty, name the node whose endpoints to explain"));
     }
     require_ready(cluster)?;
+
     let name = ObjectName::new(namespace.as_str(), name.as_str());
     let is_wanted = |of: &ServiceObjectPort| port.is_empty() || *of.name == **port || of.port.to_string() == *port;
     let revision = cluster.log().revision();
     let index = cluster.index();
-    let explanations = index.explain(&name, node, is_wanted).map_err(|error| match error {
-        NotExplained::NoService => Status::not_found(format!(
-            "Service {name} is not served: check that it exists, has a cluster IP, and is not assigned to another proxy"
-        )),
-        NotExplained::NoPort(valid) if valid.is_empty() => Status::not_found(format!(
-            "Service {name} has no valid port: correct spec.ports, `fairlead status --problems` says what is wrong"
-        )),
-        NotExplained::NoPort(valid) => Status::not_found(format!(
-            "Service {name} has no port with the name or number {port}, only {}",
-            valid.join(", ")
-        )),
-        NotExplained::TooMany(count) => Status::out_of_range(format!(
-            "Service {name} has {count} endpoints of all ports, more than {MAX_EXPLAINED}: select one port by its name"
-        )),
-    })?;
-    let problems = client.sees_cluster().then(|| index.problems_of(&name)).into_iter().flatten();
-    let problems = problems.map(|(kind, name, problem)| problem.into_wire(kind, name)).collect();
+    let explained = index.explain(&name, node, is_wanted);
+    let explanations = explained.map_err(|error| not_explained(&error, &name, port))?;
+    let mut problems = Vec::new();
+    if client.sees_cluster() {
+        problems.extend(index.problems_of(&name).map(|(kind, name, problem)| problem.into_wire(kind, name)));
+    }
     let zone = index.node(node).map(|node| node.zone.to_string());
-    // Commits need it.
+    // Commits need the index.
     drop(index);
+
     let mut response = v1::EndpointsResponse {
         epoch: cluster.epoch.0,
         revision: revision.0,
@@ -63,7 +54,25 @@ pub(super) fn response(
     Ok(response)
 }
 
-/// Removes what concerns other nodes: the node itself needs only which endpoints it uses.
+fn not_explained(error: &NotExplained, name: &ObjectName, port: &str) -> Status {
+    match error {
+        NotExplained::NoService => Status::not_found(format!(
+            "Service {name} is not served: check that it exists, has a cluster IP, and is not assigned to another proxy"
+        )),
+        NotExplained::NoPort(valid) if valid.is_empty() => Status::not_found(format!(
+            "Service {name} has no valid port: correct spec.ports, `fairlead status --problems` says what is wrong"
+        )),
+        NotExplained::NoPort(valid) => Status::not_found(format!(
+            "Service {name} has no port with the name or number {port}, only {}",
+            valid.join(", ")
+        )),
+        NotExplained::TooMany(count) => Status::out_of_range(format!(
+            "Service {name} has {count} endpoints of all ports, more than {MAX_EXPLAINED}: select one port by its name"
+        )),
+    }
+}
+
+/// Removes the details about other nodes: the node itself needs only which endpoints it uses.
 fn keep_own(response: &mut v1::EndpointsResponse, own: &str) {
     for endpoint in response.ports.iter_mut().flat_map(|port| &mut port.endpoints) {
         endpoint.node_hints.retain(|node| node == own);

@@ -76,6 +76,7 @@ impl Listener {
             let created = tokio::fs::create_dir_all(directory).await;
             created.with_context(|| format!("cannot create the directory {}", directory.display()))?;
         }
+
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == ErrorKind::AddrInUse => {
                 remove_stale(path).await?;
@@ -83,6 +84,7 @@ impl Listener {
             }
             bound => bound?,
         };
+
         tokio::fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE)).await?;
         SockRef::from(&listener).listen(BACKLOG)?;
         Ok(Self::Unix(UnixListenerStream::new(listener), path.to_owned()))
@@ -118,6 +120,7 @@ async fn bind_tcp(address: &str) -> Result<(TcpIncoming, SocketAddr)> {
         Err(_) => TcpListener::bind(address).await,
     };
     let listener = bound.map_err(|error| anyhow!(describe_bind_error(FLAG, address, &error)))?;
+
     // Again, because binding has set a smaller backlog.
     SockRef::from(&listener).listen(BACKLOG)?;
     let address = listener.local_addr()?;
@@ -137,6 +140,7 @@ async fn remove_stale(path: &Path) -> Result<()> {
     if !tokio::fs::symlink_metadata(path).await?.file_type().is_socket() {
         bail!("the file exists and is not a socket");
     }
+
     match UnixStream::connect(path).await {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(tokio::fs::remove_file(path).await?),
         Ok(stream) => {

@@ -15,10 +15,10 @@ const MAX_PORTS: usize = 100;
 const MAX_NAME_BYTES: usize = 253;
 
 pub(super) fn response(cluster: &ClusterState, request: &v1::PlanRequest) -> Result<v1::PlanResponse, Status> {
-    let v1::PlanRequest { documents } = request;
     require_ready(cluster)?;
-    let documents = Deserializer::from_str(documents).into_iter::<Value>().collect::<Result<Vec<_>, _>>();
-    let mut documents = documents.map_err(|error| Status::invalid_argument(format!("documents: {error}")))?;
+
+    let parsed: Result<Vec<Value>, _> = Deserializer::from_str(&request.documents).into_iter().collect();
+    let mut documents = parsed.map_err(|error| Status::invalid_argument(format!("documents: {error}")))?;
     if documents.len() > MAX_OBJECTS {
         let message = format!("{} objects, more than {MAX_OBJECTS}: split the files", documents.len());
         return Err(Status::invalid_argument(message));
@@ -29,6 +29,7 @@ pub(super) fn response(cluster: &ClusterState, request: &v1::PlanRequest) -> Res
             cluster.index().complete_service(object, number);
         }
     }
+
     let (objects, ignored) = parse_documents(documents);
     // The log may be locked while the index is.
     let mut index = cluster.index();
@@ -43,6 +44,7 @@ fn check(object: &Value) -> Result<(), String> {
     if !matches!((text("apiVersion"), text("kind")), ("v1", "Service") | ("discovery.k8s.io/v1", "EndpointSlice")) {
         return Err("documents: an object that is no Service of v1 and no EndpointSlice".to_owned());
     }
+
     let metadata = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
     let namespace = Some(metadata("namespace")).filter(|text| !text.is_empty()).unwrap_or("default");
     let named = format!("{} {}/{}", text("kind"), start_of(namespace), start_of(metadata("name")));
@@ -52,6 +54,7 @@ fn check(object: &Value) -> Result<(), String> {
             return Err(format!("{named}: metadata.{field}: {length} bytes, more than {MAX_NAME_BYTES}"));
         }
     }
+
     let ports = object["spec"]["ports"].as_array().map_or(0, Vec::len);
     if ports > MAX_PORTS {
         return Err(format!("{named}: spec.ports: {ports} entries, more than {MAX_PORTS}"));
@@ -59,7 +62,7 @@ fn check(object: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// A name that is not too long, or what suffices to find the object.
+/// A name, cut to a start that suffices to find the object if it is too long.
 fn start_of(name: &str) -> String {
     if name.len() <= MAX_NAME_BYTES { name.to_owned() } else { name.chars().take(64).chain("...".chars()).collect() }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use http::{HeaderValue, header::CONTENT_TYPE, request::Parts};
+use http::{HeaderMap, HeaderValue, header::CONTENT_TYPE, request::Parts};
 use proto::{MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES, encoded::ServerCodec, v1};
 use tokio::time::timeout;
 use tonic::{
@@ -29,16 +29,17 @@ const ENDPOINTS: &str = "/fairlead.v1.Fairlead/Endpoints";
 const CHANGES: &str = "/fairlead.v1.Fairlead/Changes";
 const PLAN: &str = "/fairlead.v1.Fairlead/Plan";
 const DRAINS: &str = "/fairlead.v1.Fairlead/Drains";
-/// The header that names the compression of the client's messages, and its value for none.
+/// The header that names the compression of the messages.
 const ENCODING: &str = "grpc-encoding";
+/// The header that lists the compressions that the client accepts.
+const ACCEPT_ENCODING: &str = "grpc-accept-encoding";
+/// No compression.
+const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
+const GZIP: HeaderValue = HeaderValue::from_static("gzip");
 /// The maximum size of a unary request in bytes. Names in requests have at most 253 characters each.
 const MAX_UNARY_BYTES: usize = 4 << 10;
-/// How long a request for a plan may take to arrive, wait for others, and be answered.
+/// How long a request for a plan may take to arrive, wait for other plans, and be answered.
 const PLAN_TIMEOUT: Duration = Duration::from_secs(10);
-const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
-/// The header that lists the compressions that the client accepts, and the one that is used.
-const ACCEPT_ENCODING: &str = "grpc-accept-encoding";
-const GZIP: HeaderValue = HeaderValue::from_static("gzip");
 
 impl NamedService for FairleadService {
     const NAME: &'static str = "fairlead.v1.Fairlead";
@@ -76,18 +77,24 @@ async fn watch(service: &FairleadService, request: &Parts, body: Body) -> Result
         return Err(Status::unimplemented("compressed messages are not supported: send them uncompressed"));
     }
     let Caller { identity, .. } = service.identify(request).await?;
-    let messages = Streaming::new_request(ServerCodec.decoder(), body, None, Some(MAX_MESSAGE_BYTES));
-    let call = request.extensions.get().map(Peer::start_call);
-    let accepted = request.headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
-    let accepts_gzip = accepted.flat_map(|value| value.split(',')).any(|encoding| encoding.trim() == "gzip");
+
     let context = service.context.clone();
+    let messages = Streaming::new_request(ServerCodec.decoder(), body, None, Some(MAX_MESSAGE_BYTES));
+    let accepts_gzip = accepts_gzip(&request.headers);
+    let call = request.extensions.get().map(Peer::start_call);
     let body = WatchBody::new(context, identity, messages, accepts_gzip, call, service.shutdown.clone());
+
     let mut response = http::Response::new(Body::new(body));
     if accepts_gzip {
         response.headers_mut().insert(ENCODING, GZIP);
     }
     response.headers_mut().insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
     Ok(response)
+}
+
+fn accepts_gzip(headers: &HeaderMap) -> bool {
+    let accepted = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+    accepted.flat_map(|value| value.split(',')).any(|encoding| encoding.trim() == "gzip")
 }
 
 /// Streams the levels of a node. The request is read and decoded only for clients with an identity.
@@ -127,13 +134,13 @@ async fn plan(service: &FairleadService, request: Parts, body: Body) -> Result<h
     service.authorize(&caller, "")?;
     let _call = request.extensions.get().map(Peer::start_call);
     let permit = service.permit(&caller).await;
+
     let answer = |request: v1::PlanRequest| service.plan(request, permit.clone());
     let response = respond(http::Request::from_parts(request, body), MAX_MESSAGE_BYTES, answer);
-    let late = |_| {
+    timeout(PLAN_TIMEOUT, response).await.map_err(|_| {
         let message = format!("no answer within {PLAN_TIMEOUT:?}: the request was late, or other plans take long");
         Status::deadline_exceeded(message)
-    };
-    timeout(PLAN_TIMEOUT, response).await.map_err(late)
+    })
 }
 
 /// Reads a request of at most this size, and encodes the answer.
@@ -151,6 +158,7 @@ where
         .max_decoding_message_size(max_bytes)
         .max_encoding_message_size(MAX_ANSWER_BYTES);
     let answer = tower::service_fn(|request: Request<In>| answer(request.into_inner()));
+
     let mut response = grpc.unary(answer, request).await;
     match response.extensions_mut().remove::<Arc<AnswerPermit>>() {
         Some(permit) => response.map(|body| permit.hold(body)),

@@ -33,16 +33,18 @@ pub(super) async fn wait(
     mut shutdown: Shutdown,
 ) -> Result<(), Status> {
     let v1::StatusRequest { wait_millis, until_revision, until_epoch, node: _ } = request;
-    let (epoch, revision) = (context.cluster.epoch, context.cluster.log().revision());
-    if *until_epoch != 0 && *until_epoch != epoch.0 {
+    let epoch = context.cluster.epoch.0;
+    if *until_epoch != 0 && *until_epoch != epoch {
         let message =
-            format!("until_epoch: is {until_epoch}, but the epoch of this frontend is {}: it has restarted", epoch.0);
+            format!("until_epoch: is {until_epoch}, but the epoch of this frontend is {epoch}: it has restarted");
         return Err(Status::failed_precondition(message));
     }
     if *wait_millis == 0 {
         return Ok(());
     }
-    let wanted = if *until_revision == 0 { revision } else { Revision(*until_revision) };
+
+    let current = context.cluster.log().revision();
+    let wanted = if *until_revision == 0 { current } else { Revision(*until_revision) };
     let reached = async {
         let mut revisions = context.cluster.revisions();
         // Fails only after the frontend has been dropped.
@@ -64,17 +66,17 @@ pub(super) fn response(
 ) -> v1::StatusResponse {
     let fleet = context.streams.fleet();
     let watches = context.freshness.snapshot().into_iter().map(kind).collect();
+    let log = context.cluster.log();
+    let revision = log.revision().0;
+    let service_ports = log.service_ports as u64;
+    let endpoints = log.endpoints as u64;
     // Commits need the log.
-    let of_log = {
-        let log = context.cluster.log();
-        v1::StatusResponse {
-            revision: log.revision().0,
-            service_ports: log.service_ports as u64,
-            endpoints: log.endpoints as u64,
-            ..v1::StatusResponse::default()
-        }
-    };
+    drop(log);
+
     let response = v1::StatusResponse {
+        revision,
+        service_ports,
+        endpoints,
         nodes: nodes(&fleet, &request.node),
         programmed_on_all_nodes: fleet.programmed_on_all_nodes().map(|revision| revision.0),
         nodes_without_backend: fleet.disconnected().count() as u64,
@@ -83,7 +85,7 @@ pub(super) fn response(
         version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: context.cluster.epoch.0,
         watches,
-        ..of_log
+        ..v1::StatusResponse::default()
     };
     if !client.sees_cluster() {
         return response;
@@ -105,22 +107,26 @@ pub(super) fn response(
 fn nodes(fleet: &Fleet, wanted: &str) -> Vec<v1::NodeStatus> {
     let failures = if wanted.is_empty() { MAX_FAILURES } else { usize::MAX };
     let is_wanted = |node: &str| wanted.is_empty() || node == wanted;
-    let streams = fleet.backends().chain(fleet.observers()).filter(|status| is_wanted(&status.node));
-    let streams = streams.map(|status| connected(status, failures));
-    let disconnected =
-        fleet.disconnected().filter(|(node, _)| is_wanted(node)).map(|(node, duration)| v1::NodeStatus {
+    let mut nodes = Vec::new();
+    for status in fleet.backends().chain(fleet.observers()).filter(|status| is_wanted(&status.node)) {
+        nodes.push(connected(status, failures));
+    }
+    for (node, duration) in fleet.disconnected().filter(|(node, _)| is_wanted(node)) {
+        nodes.push(v1::NodeStatus {
             node: node.to_string(),
             role: v1::Role::Backend.into(),
             lag_micros: micros(duration),
             ..v1::NodeStatus::default()
         });
-    let nodes = streams.chain(disconnected).map(|status| {
-        let last_error = fleet.last_error(&status.node).unwrap_or_default().to_owned();
-        v1::NodeStatus { last_error, ..status }
-    });
-    nodes.collect()
+    }
+
+    for status in &mut nodes {
+        status.last_error = fleet.last_error(&status.node).unwrap_or_default().to_owned();
+    }
+    nodes
 }
 
+/// A node with a stream, without the last error.
 fn connected(status: &StreamStatus, failures: usize) -> v1::NodeStatus {
     v1::NodeStatus {
         node: status.node.to_string(),

@@ -52,9 +52,8 @@ impl WatchBody {
         shutdown: Shutdown,
     ) -> Self {
         let (sender, outgoing) = mpsc::channel(QUEUED_MESSAGES);
-        let running = session::run(context.clone(), identity, decoded(messages), sender, shutdown);
         let mut session = JoinSet::new();
-        session.spawn(running);
+        session.spawn(session::run(context.clone(), identity, decoded(messages), sender, shutdown));
         Self { session, outgoing, chunks: Vec::new().into_iter(), accepts_gzip, is_ended: false, context, _call: call }
     }
 }
@@ -67,6 +66,7 @@ impl Body for WatchBody {
         if self.is_ended {
             return Poll::Ready(None);
         }
+
         loop {
             if let Some(chunk) = self.chunks.next() {
                 return Poll::Ready(Some(Ok(Frame::data(chunk))));
@@ -76,12 +76,14 @@ impl Body for WatchBody {
             self.context.metrics.sent(frame.iter().map(Bytes::len).sum());
             self.chunks = frame.into_iter();
         }
+
         // The session, which held the sender, has ended.
         let status = match ready!(self.session.poll_join_next(context)) {
             None | Some(Ok(Ok(()))) => Status::ok(""),
             Some(Ok(Err(error))) => to_status(&error),
             Some(Err(error)) => Status::internal(error.to_string()),
         };
+
         self.is_ended = true;
         let mut trailers = HeaderMap::new();
         Poll::Ready(Some(status.add_header(&mut trailers).map(|()| Frame::trailers(trailers))))
