@@ -102,6 +102,7 @@ pub fn manifests(text: &str, node: &str) -> Option<(Vec<Operation>, Digest)> {
     let is_json = text.trim_start().starts_with('{');
     let format = if is_json { ManifestFormat::Json } else { ManifestFormat::Yaml };
     let objects = parse_manifests(text, format).ok()?;
+
     let policy = ServicePolicy { external_ips: AllowedIps::All, ..ServicePolicy::default() };
     let mut index = Index::new(UNIX_EPOCH, ClusterInfo::default(), policy);
     let mut log = ChangeLog::new(HistoryLimits { entries: 16, bytes: 1 << 20 });
@@ -110,6 +111,7 @@ pub fn manifests(text: &str, node: &str) -> Option<(Vec<Operation>, Digest)> {
     }
     commit(&mut index, &mut log);
     let empty = log.digest(node);
+
     for kind in ObjectKind::ALL {
         let of_kind = objects.iter().filter(|parsed| parsed.kind == kind).cloned();
         index.apply(SourceUpdate::Replace(kind, of_kind.collect()));
@@ -117,6 +119,7 @@ pub fn manifests(text: &str, node: &str) -> Option<(Vec<Operation>, Digest)> {
     commit(&mut index, &mut log);
     let update = log.snapshot(node);
     let operations = update.chunks.iter().flat_map(|chunk| chunk.operations()).cloned().collect();
+
     for ParsedObject { kind, name, .. } in objects {
         index.apply(SourceUpdate::Delete(kind, name));
     }
@@ -156,9 +159,7 @@ impl Sessions {
         Self { frontend, shutdown, updates, objects }
     }
 
-    /// One stream: messages of a client, and, where `None`, a change of the cluster. An even number in an Ack becomes
-    /// that of the last one that was sent, and an even digest the one that is expected: random ones would end each
-    /// stream.
+    /// One stream: messages of a client, and, where `None`, a change of the cluster.
     pub async fn stream(&self, messages: impl IntoIterator<Item = Option<ClientMessage>>) {
         let (to_session, from_client) = mpsc::channel(4);
         let (outgoing, mut from_session) = mpsc::channel(1);
@@ -166,6 +167,7 @@ impl Sessions {
         let input = ReceiverStream::new(from_client).map(Ok);
         let session = session::run(context.clone(), Identity::Trusted, input, outgoing, self.shutdown.clone());
         let mut session = tokio::spawn(session);
+
         let mut sent = 0;
         let mut node = None;
         for (number, message) in messages.into_iter().enumerate() {
@@ -174,17 +176,7 @@ impl Sessions {
                 Some(mut message) => {
                     match &mut message {
                         ClientMessage::Hello(hello) => node = Some(hello.node.clone()),
-                        ClientMessage::Ack(Ack { received_number, programmed_number, digest, .. }) => {
-                            if received_number.is_multiple_of(2) {
-                                *received_number = sent;
-                            }
-                            *programmed_number = (*programmed_number).min(*received_number);
-                            if let (Some(digest), Some(node)) = (digest, &node)
-                                && digest.0 % 2 == 0
-                            {
-                                *digest = context.cluster.log().digest(node);
-                            }
-                        }
+                        ClientMessage::Ack(ack) => self.correct(ack, sent, node.as_deref()),
                         ClientMessage::DigestResponse(..) => {}
                     }
                     if to_session.send(message).await.is_err() {
@@ -192,6 +184,7 @@ impl Sessions {
                     }
                 }
             }
+
             for _ in 0..YIELDS {
                 yield_now().await;
                 while let Ok(message) = from_session.try_recv() {
@@ -202,11 +195,26 @@ impl Sessions {
                 }
             }
         }
+
         drop((to_session, from_session));
         if let Ok(Err(error)) = (&mut session).await.inspect_err(|error| assert!(!error.is_panic(), "{error}")) {
             let _ = error.to_string();
         }
         assert_eq!(context.streams.count(), 0, "a stream that has ended is still registered");
+    }
+
+    /// Replaces an even number in an Ack by the last one that was sent, and an even digest by the expected one, because
+    /// random ones would end each stream.
+    fn correct(&self, ack: &mut Ack, sent: u64, node: Option<&str>) {
+        if ack.received_number.is_multiple_of(2) {
+            ack.received_number = sent;
+        }
+        ack.programmed_number = ack.programmed_number.min(ack.received_number);
+        if let (Some(digest), Some(node)) = (&mut ack.digest, node)
+            && digest.0 % 2 == 0
+        {
+            *digest = self.frontend.context.cluster.log().digest(node);
+        }
     }
 
     /// Deletes an object, or adds it again.

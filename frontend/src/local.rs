@@ -15,7 +15,7 @@ use crate::{
     Frontend,
     identity::Identity,
     server,
-    session::{self, QUEUED_MESSAGES},
+    session::{self, OutgoingMessage, QUEUED_MESSAGES},
 };
 
 impl Frontend {
@@ -31,7 +31,8 @@ impl Frontend {
         server::drains(self.context.clone(), node.into(), (), shutdown)
     }
 
-    /// Starts a stream and returns its two ends: for the client's messages after Hello, and for those of the frontend.
+    /// Starts a stream and returns its two ends: for the client's messages after Hello, and for the messages of the
+    /// frontend.
     ///
     /// The stream ends when either is dropped, or at the shutdown.
     #[must_use]
@@ -41,26 +42,28 @@ impl Frontend {
         shutdown: Shutdown,
     ) -> (mpsc::Sender<ClientMessage>, mpsc::Receiver<ServerMessage>) {
         let (to_session, from_client) = mpsc::channel(QUEUED_MESSAGES);
-        let (outgoing, mut from_session) = mpsc::channel(QUEUED_MESSAGES);
+        let (outgoing, from_session) = mpsc::channel(QUEUED_MESSAGES);
         let (to_client, receiver) = mpsc::channel(1);
         let hello = futures::stream::iter([ClientMessage::Hello(hello)]);
         let input = hello.chain(ReceiverStream::new(from_client)).map(Ok);
         let session = session::run(self.context.clone(), Identity::Trusted, input, outgoing, shutdown);
+
         tokio::spawn(async move {
-            let forward = async move {
-                loop {
-                    let message = tokio::select! {
-                        () = to_client.closed() => return,
-                        message = from_session.recv() => message,
-                    };
-                    let Some(message) = message else { return };
-                    // Fails when the client has just disconnected, which the next iteration notices.
-                    let _ = to_client.send(message.into_message()).await;
-                }
-            };
             // The session has logged its error.
-            let _ = tokio::join!(session, forward);
+            let _ = tokio::join!(session, forward(from_session, to_client));
         });
         (to_session, receiver)
+    }
+}
+
+async fn forward(mut from_session: mpsc::Receiver<OutgoingMessage>, to_client: mpsc::Sender<ServerMessage>) {
+    loop {
+        let message = tokio::select! {
+            () = to_client.closed() => return,
+            message = from_session.recv() => message,
+        };
+        let Some(message) = message else { return };
+        // Fails when the client has just disconnected, which the next iteration notices.
+        let _ = to_client.send(message.into_message()).await;
     }
 }

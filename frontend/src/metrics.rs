@@ -103,38 +103,51 @@ impl Metrics {
         for is_identified in [false, true] {
             drop(self.evictions.get_or_create(&client_label(is_identified)));
         }
+
         let mut registry = Registry::with_prefix(PREFIX);
+
         let text =
             "Time to compute what changed for all nodes and to record it; updates that change nothing are not counted";
         registry.register_with_unit("commit_duration", text, Unit::Seconds, self.commits.clone());
+
         let text = "Time from the commit of a change to the acknowledgement of a node that has programmed it; \
                     snapshots and repairs are not counted";
         registry.register_with_unit("ack_duration", text, Unit::Seconds, self.acks.clone());
+
         let text = "Size of the messages sent to clients, before HTTP/2 and TLS";
         registry.register_with_unit("sent", text, Unit::Bytes, self.bytes.clone());
+
         let text = "Streams started, by mode: resume (only changes), repair (digest buckets that differ) or snapshot \
                     (everything); many snapshots mean that nodes lose their state or compute no digests";
         registry.register("stream_starts", text, self.starts.clone());
+
         let text = "Acknowledgements with a wrong digest: the state of the node differed and was repaired; a bug, \
                     unless the node lies";
         registry.register("digest_mismatches", text, self.mismatches.clone());
+
         let text = "Calls and streams that were rejected or ended, by reason: unauthenticated, unavailable (tokens \
                     cannot be checked), not_permitted (such as a node that requests the state of another) or protocol \
                     (an error)";
         registry.register("rejections", text, self.rejections.clone());
+
         let text = "Connections that were closed for another one because a limit was reached, by client: unidentified \
                     or identified; many of unidentified clients mean that a client floods this replica";
         registry.register("connections_evicted", text, self.evictions.clone());
+
         let text = "Streams whose client was rolled back: it had a newer source version than this replica, which did \
                     not catch up in time";
         registry.register("rollbacks", text, self.rollbacks.clone());
+
         let text = "Snapshots and repairs that were built, at the start of streams and later";
         registry.register("rebuilds", text, self.rebuilds.clone());
+
         let text =
             "Chunks of operations that were encoded. A chunk for many nodes is encoded once: compare with chunks_sent";
         registry.register("chunks_encoded", text, self.chunks_encoded.clone());
+
         let text = "Chunks of operations that were sent, each counted once per stream";
         registry.register("chunks_sent", text, self.chunks_sent.clone());
+
         registry
     }
 }

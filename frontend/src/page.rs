@@ -89,6 +89,7 @@ impl Page {
             answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
             return answer;
         }
+
         let filter = filter_of(request.uri().query().unwrap_or_default());
         let (kind, body) = match request.uri().path() {
             "/" => (HTML, render::page(&self.model(), &filter)),

@@ -99,18 +99,19 @@ impl ReloadingTls {
         if lock(&self.current).seen == contents {
             return;
         }
+
         let mut config = self.config_of(&contents);
         if config.is_err() {
             sleep(REREAD_DELAY).await;
             contents = self.read().await;
             config = self.config_of(&contents);
         }
-        let files = &self.files;
+
         let mut current = lock(&self.current);
         match config {
             Ok(config) => {
                 let valid_until = contents.as_ref().ok().map(Contents::valid_until);
-                info!(certificate = %files.certificate.display(), valid_until, "reloaded TLS files");
+                info!(certificate = %self.files.certificate.display(), valid_until, "reloaded TLS files");
                 let _ = contents.as_ref().map(Contents::warn_if_invalid);
                 current.config = Arc::new(config);
                 current.error = None;
@@ -123,7 +124,7 @@ impl ReloadingTls {
         current.seen = contents;
     }
 
-    /// Reads the files. A read that takes too long is reported and waited for: further ones would hang, too.
+    /// Reads the files. A read that takes too long is reported and waited for, because another read would hang, too.
     async fn read(&self) -> Result<Contents, String> {
         let mut reading = pin!(Contents::read(&self.files));
         let contents = match timeout(READ_TIMEOUT, reading.as_mut()).await {

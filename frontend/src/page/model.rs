@@ -107,19 +107,20 @@ impl PageModel {
         let nodes = node_rows(&fleet);
         let (services, endpoints) = service_rows(cluster);
         let lost = context.lost_service_ports();
+        let log = cluster.log();
+        let revision = log.revision();
+        let changes: Vec<_> = log.changes.iter().take(MAX_CHANGES).map(|change| change_row(change)).collect();
         // The index, which the problems lock, is never locked while the log is.
-        let (revision, changes) = {
-            let log = cluster.log();
-            let changes = log.changes.iter().take(MAX_CHANGES);
-            (log.revision(), changes.map(|change| change_row(change)).collect::<Vec<_>>())
-        };
+        drop(log);
+
         let problem_class = if lost.is_empty() { "warn" } else { "bad" };
-        let lost = lost.into_iter().map(|problem| PageRow { class: "bad", ..problem_row(problem) });
-        let problems: Vec<_> = lost.chain(context.other_problems().into_iter().map(problem_row)).collect();
-        let (undrained, undrained_count) = {
-            let pods = cluster.ending_pods();
-            (pods.undrained(&fleet, MAX_LISTED), pods.undrained_count(&fleet))
-        };
+        let lost_rows = lost.into_iter().map(|problem| PageRow { class: "bad", ..problem_row(problem) });
+        let problems: Vec<_> = lost_rows.chain(context.other_problems().into_iter().map(problem_row)).collect();
+
+        let pods = cluster.ending_pods();
+        let undrained = pods.undrained(&fleet, MAX_LISTED);
+        let undrained_count = pods.undrained_count(&fleet);
+        drop(pods);
 
         let count = |condition| nodes.iter().filter(|(found, _)| *found == condition).count();
         let mut figures = Vec::new();
@@ -178,6 +179,16 @@ impl PageRow {
 }
 
 impl NodeCondition {
+    /// The condition of a node whose backend is connected here.
+    fn of(status: &StreamStatus) -> Self {
+        match status.lag() {
+            lag if lag > MAX_LAG => Self::Behind,
+            _ if !status.degraded.is_empty() => Self::Degraded,
+            _ if !status.failures.is_empty() => Self::Failing,
+            _ => Self::Healthy,
+        }
+    }
+
     /// Its text and color.
     fn describe(self) -> (&'static str, &'static str) {
         match self {
@@ -213,23 +224,22 @@ fn problem_row(Problem { object, field, message }: Problem) -> PageRow {
 
 /// The nodes by condition and name.
 fn node_rows(fleet: &Fleet) -> Vec<(NodeCondition, PageRow)> {
-    let connected = fleet.current_backends().map(|status| {
-        let condition = match status.lag() {
-            lag if lag > MAX_LAG => NodeCondition::Behind,
-            _ if !status.degraded.is_empty() => NodeCondition::Degraded,
-            _ if !status.failures.is_empty() => NodeCondition::Failing,
-            _ => NodeCondition::Healthy,
-        };
-        (condition, node_row(condition, status, fleet))
-    });
+    let mut rows = Vec::new();
+    for status in fleet.current_backends() {
+        let condition = NodeCondition::of(status);
+        rows.push((condition, node_row(condition, status, fleet)));
+    }
+
     // Of several shadows of a node the first is shown.
     let shadows = fleet.observers().into_iter().rev().filter(|status| status.role == Role::Shadow);
-    let shadows: BTreeMap<_, _> = shadows.map(|status| (&status.node, status)).collect();
-    let others = fleet.disconnected().map(|(node, _)| match shadows.get(node) {
-        Some(shadow) => (NodeCondition::Shadow, node_row(NodeCondition::Shadow, shadow, fleet)),
-        None => (NodeCondition::Elsewhere, elsewhere_row(node, fleet)),
-    });
-    let mut rows: Vec<_> = connected.chain(others).collect();
+    let shadow_of: BTreeMap<_, _> = shadows.map(|status| (&status.node, status)).collect();
+    for (node, _) in fleet.disconnected() {
+        rows.push(match shadow_of.get(node) {
+            Some(shadow) => (NodeCondition::Shadow, node_row(NodeCondition::Shadow, shadow, fleet)),
+            None => (NodeCondition::Elsewhere, elsewhere_row(node, fleet)),
+        });
+    }
+
     rows.sort_by(|(left, one), (right, other)| (left, &one.cells).cmp(&(right, &other.cells)));
     rows
 }
@@ -302,12 +312,14 @@ fn service_rows(cluster: &ClusterState) -> (Vec<PageRow>, usize) {
     (rows, endpoints)
 }
 
-/// The first of them, and how many others there are.
+/// The first texts, and how many others there are.
 fn list<T: ToString>(all: impl IntoIterator<Item = T>) -> String {
     let mut all = all.into_iter();
     let mut texts: Vec<_> = all.by_ref().take(MAX_NAMED).map(|one| one.to_string()).collect();
     let others = all.count();
-    texts.extend((others > 0).then(|| format!("and {others} more")));
+    if others > 0 {
+        texts.push(format!("and {others} more"));
+    }
     texts.join(", ")
 }
 

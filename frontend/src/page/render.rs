@@ -70,6 +70,7 @@ fn write_table(html: &mut String, table: &PageTable, filter: &str) {
         let _ = writeln!(html, "<p class=\"empty\">{text}</p>\n</section>");
         return;
     }
+
     // Wide tables scroll horizontally, also by keyboard. On a narrow screen each row is a list of names and values: the
     // roles keep it a table for screen readers.
     let _ = writeln!(
@@ -81,22 +82,27 @@ fn write_table(html: &mut String, table: &PageTable, filter: &str) {
         let _ = write!(html, "<th scope=\"col\" role=\"columnheader\" class=\"{class}\">{column}</th>");
     }
     html.push_str("</tr></thead>\n<tbody role=\"rowgroup\">\n");
-    for PageRow { class, cells } in rows.into_iter().take(MAX_ROWS) {
-        let _ = write!(html, "<tr class=\"{class}\" role=\"row\">");
-        for (at, (text, (column, class))) in cells.iter().zip(*columns).enumerate() {
-            let text = escaped(text);
-            let _ = match at {
-                0 => write!(html, "<th scope=\"row\" role=\"rowheader\" class=\"{class}\">{text}</th>"),
-                _ => write!(html, "<td data-of=\"{column}\" role=\"cell\" class=\"{class}\">{text}</td>"),
-            };
-        }
-        html.push_str("</tr>\n");
+    for row in rows.into_iter().take(MAX_ROWS) {
+        write_row(html, row, columns);
     }
     html.push_str("</tbody></table></div>\n");
+
     if count > MAX_ROWS {
         let _ = writeln!(html, "<p class=\"more\">{MAX_ROWS} of {count} shown: filter for others.</p>");
     }
     html.push_str("</section>\n");
+}
+
+fn write_row(html: &mut String, PageRow { class, cells }: &PageRow, columns: &[(&str, &str)]) {
+    let _ = write!(html, "<tr class=\"{class}\" role=\"row\">");
+    for (at, (text, (column, class))) in cells.iter().zip(columns).enumerate() {
+        let text = escaped(text);
+        let _ = match at {
+            0 => write!(html, "<th scope=\"row\" role=\"rowheader\" class=\"{class}\">{text}</th>"),
+            _ => write!(html, "<td data-of=\"{column}\" role=\"cell\" class=\"{class}\">{text}</td>"),
+        };
+    }
+    html.push_str("</tr>\n");
 }
 
 /// Whether a row is shown: each word of the filter is in one of its texts, ignoring case.

@@ -52,12 +52,14 @@ impl Contents {
             }
             None => builder.with_no_client_auth(),
         };
+
         let certificate = || flag_and_path("--tls-cert", &files.certificate);
         let key = || flag_and_path("--tls-key", &files.key);
         let chain = certificates(&self.certificate).with_context(certificate)?;
         let private_key = PrivateKeyDer::from_pem_slice(&self.key).map_err(pem_error).with_context(key)?;
-        let config = builder.with_single_cert(chain, private_key);
-        let mut config = config.map_err(|error| anyhow!(unusable_pair(&error, &certificate(), &key())))?;
+        let built = builder.with_single_cert(chain, private_key);
+        let mut config = built.map_err(|error| anyhow!(unusable_pair(&error, &certificate(), &key())))?;
+
         config.alpn_protocols = vec![HTTP_2.to_vec()];
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
@@ -111,8 +113,8 @@ fn client_verifier(authorities: &[u8], provider: Arc<CryptoProvider>) -> Result<
 
 /// All certificates of a file. Fails if there is none.
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>> {
-    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let certificates = certificates.map_err(pem_error)?;
+    let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let certificates = parsed.map_err(pem_error)?;
     ensure!(!certificates.is_empty(), "the file contains no PEM certificate");
     Ok(certificates)
 }
