@@ -4,17 +4,13 @@
 //!
 //! | module | rules |
 //! |---|---|
-//! | `crates` | which crate may use which, and that it uses what it declares |
-//! | `files` | every file is compiled and has an opening comment; comments fit the width; no paths of one machine |
+//! | `crates` | which crate may use which |
+//! | `files` | every file is compiled |
 //! | `links` | links of the documentation lead to files and headings |
-//! | `cases` | docs/semantics.md links every file of Service conformance cases |
 //! | `supply_chain` | actions and images are pinned; no check is skipped, no test retried |
 //! | `threats` | docs/security.md links tests for each table of threats |
-//! | `elsewhere` | every test that docs/elsewhere.md links exists |
 
-mod cases;
 mod crates;
-mod elsewhere;
 mod files;
 mod links;
 mod supply_chain;
@@ -67,12 +63,6 @@ fn all_files(dir: &Path) -> Result<Vec<PathBuf>> {
     }
     found.sort();
     Ok(found)
-}
-
-fn rust_files(dir: &Path) -> Result<Vec<PathBuf>> {
-    let mut files = all_files(dir)?;
-    files.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
-    Ok(files)
 }
 
 #[track_caller]

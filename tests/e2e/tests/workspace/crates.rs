@@ -1,11 +1,11 @@
-//! Which crate uses which, as docs/architecture.md says, and that a crate uses every dependency that it declares.
+//! Which crate uses which, as docs/architecture.md says.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{collections::BTreeSet, fs};
 
 use anyhow::Result;
 use serde_json::Value;
 
-use super::{assert_about, assert_none, list, metadata, rust_files, text, top, tree};
+use super::{assert_about, assert_none, list, metadata, text, top};
 
 /// The page whose first table says which crates of the workspace each crate uses.
 const ARCHITECTURE: &str = "docs/architecture.md";
@@ -28,25 +28,11 @@ const CONFINED: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Dependencies that are used without being named in the code, and why.
-const USED_BY_NAME_ONLY: &[(&str, &str)] =
-    &[("tonic-prost", "the generated code names it"), ("prost", "the generated code names it")];
-
-/// The package whose optional dependencies only bring features: `.ci/quick` selects it.
-const UNIFIES_FEATURES: &str = "fairlead-bench";
-
 #[test]
 fn crates_use_what_the_documentation_says() -> Result<()> {
     let page = fs::read_to_string(top()?.join(ARCHITECTURE))?;
     assert_none(&wrong_uses(&metadata()?, &page));
     assert_none(&wrong_users(&metadata()?));
-    Ok(())
-}
-
-#[test]
-fn every_dependency_is_used() -> Result<()> {
-    assert_none(&unused(&metadata()?)?);
-    assert_none(&unused_in_table(&metadata()?, &fs::read_to_string(top()?.join("Cargo.toml"))?));
     Ok(())
 }
 
@@ -141,60 +127,6 @@ fn wrong_users(metadata: &Value) -> Vec<String> {
     problems
 }
 
-/// Dependencies whose library no file of the crate names.
-fn unused(metadata: &Value) -> Result<Vec<String>> {
-    let mut problems = Vec::new();
-    for package in list(metadata, "packages") {
-        let manifest = text(package, "manifest_path");
-        let targets = package["targets"].as_array().into_iter().flatten().map(|target| text(target, "src_path"));
-        let folders: BTreeSet<_> = targets.chain([manifest]).filter_map(|file| Path::new(file).parent()).collect();
-        let mut code = String::new();
-        for folder in folders {
-            for path in rust_files(folder)? {
-                code.push_str(&fs::read_to_string(path)?);
-            }
-        }
-        for dependency in list(package, "dependencies") {
-            let name = text(dependency, "name");
-            let library = dependency["rename"].as_str().unwrap_or(name).replace('-', "_");
-            let is_never_compiled = text(package, "name") == UNIFIES_FEATURES && dependency["optional"] == true;
-            if is_never_compiled {
-                continue;
-            }
-            if !names(&code, &library) && !USED_BY_NAME_ONLY.iter().any(|(used, _)| *used == name) {
-                problems.push(format!("{manifest}: no file of the crate names {library}; remove the dependency"));
-            }
-        }
-    }
-    Ok(problems)
-}
-
-/// Entries of `[workspace.dependencies]` that no crate inherits.
-fn unused_in_table(metadata: &Value, manifest: &str) -> Vec<String> {
-    let packages = list(metadata, "packages").iter();
-    let used: BTreeSet<_> = packages
-        .flat_map(|package| list(package, "dependencies"))
-        .map(|dependency| dependency["rename"].as_str().unwrap_or_else(|| text(dependency, "name")))
-        .collect();
-    let lines = manifest.lines().skip_while(|line| *line != "[workspace.dependencies]").skip(1);
-    let entries = lines.take_while(|line| !line.starts_with('[')).filter(|line| !line.starts_with('#'));
-    let names = entries.filter_map(|line| Some(line.split_once(" = ")?.0));
-    names
-        .filter(|name| !used.contains(name))
-        .map(|name| format!("Cargo.toml: no crate inherits {name}; remove it from [workspace.dependencies]"))
-        .collect()
-}
-
-/// Whether the code has a path that starts with this library, or imports it.
-fn names(code: &str, library: &str) -> bool {
-    code.match_indices(library).any(|(at, _)| {
-        let before = code[..at].chars().next_back();
-        let starts = before.is_none_or(|c| !c.is_alphanumeric() && c != '_');
-        let after = &code[at + library.len()..];
-        starts && (after.starts_with("::") || (after.starts_with([';', ' ']) && code[..at].ends_with("use ")))
-    })
-}
-
 // === Each rule can fail ===
 
 fn package(name: &str, uses: &[&str]) -> Value {
@@ -248,20 +180,4 @@ fn users_of_confined_dependencies_are_found() {
     ];
     let expected = ["may use kube", "may use prost", "may use tonic"];
     assert_about(&wrong_users(&serde_json::json!({ "packages": packages })), &expected);
-}
-
-#[test]
-fn unused_dependencies_are_found() -> Result<()> {
-    let dir = tree(&[(
-        "src/lib.rs",
-        "use used::Thing;\n// not-used is only mentioned: not_used_either::x\nmod not_used;\n",
-    )])?;
-    let mut package = package("example", &["used", "not-used", "x-used"]);
-    package["manifest_path"] = dir.path().join("Cargo.toml").display().to_string().into();
-    let metadata = serde_json::json!({ "packages": [package] });
-    assert_about(&unused(&metadata)?, &["names not_used;", "names x_used;"]);
-    let manifest =
-        "[workspace.dependencies]\n# Comment.\nused = \"1\"\nlost = { version = \"1\" }\n[profile.dev]\nx = 1\n";
-    assert_about(&unused_in_table(&metadata, manifest), &["inherits lost;"]);
-    Ok(())
 }
