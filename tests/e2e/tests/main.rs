@@ -11,7 +11,6 @@ mod crash_points;
 mod diff;
 mod drained;
 mod families;
-mod follow;
 mod guests;
 mod iptables;
 mod ipvs;
