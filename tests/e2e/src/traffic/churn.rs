@@ -65,13 +65,6 @@ impl Churn {
             assert!(are_made, "{:?}", churn.report());
         }
     }
-
-    /// Waits until `pod` has answered one more request; `false` after the deadline.
-    #[must_use]
-    pub fn wait_pod(&self, pod: &str, deadline: Duration) -> bool {
-        let before = self.report().answered_by(pod);
-        self.wait_until(deadline, |report| report.answered_by(pod) > before)
-    }
 }
 
 // === impl ChurnReport ===
