@@ -44,7 +44,7 @@ mod wait;
 mod wire;
 
 pub use browser::Browser;
-pub use certificates::{Authority, Validity};
+pub use certificates::Authority;
 pub use client::{Client, DEADLINE};
 pub use cluster::{Cluster, ClusterBuilder, Node, Pod};
 pub use deployment::{Backend, Deployment, DeploymentBuilder, IptablesCalls, Monitor, fairlead, program};

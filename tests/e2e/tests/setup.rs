@@ -7,7 +7,7 @@ mod server;
 
 use std::{path::PathBuf, process::Command, time::Duration};
 
-use e2e::{Authority, Cluster, Netns, Process, Validity};
+use e2e::{Authority, Cluster, Netns, Process};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 /// Retries that must not be logged above DEBUG.
@@ -30,7 +30,6 @@ impl Fixture {
         let [authority, other] = ["good", "other"].map(|name| Authority::new(name, &[NAME]));
         let fixture = Self { cluster, directory, authority, other };
         fixture.write("ca.crt", &fixture.authority.pem());
-        fixture.write("other-ca.crt", &fixture.other.pem());
         fixture
     }
 
@@ -47,8 +46,21 @@ impl Fixture {
     }
 
     /// A server certificate of the good authority, with its key.
-    fn server_certificate(&self, host: &str, validity: Validity) -> (String, String) {
-        self.authority.sign_valid("server", "", &[host], validity)
+    fn server_certificate(&self) -> (String, String) {
+        self.authority.sign("server", "", &[NAME])
+    }
+
+    /// Writes a kubeconfig whose CA is the good authority.
+    fn write_kubeconfig(&self, server: &str, user: &str) -> PathBuf {
+        let ca = self.path("ca.crt").display().to_string();
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: test\n\
+             clusters: [{{name: test, cluster: {{server: '{server}', certificate-authority: '{ca}'}}}}]\n\
+             users: [{{name: test, user: {user}}}]\n\
+             contexts: [{{name: test, context: {{cluster: test, user: test}}}}]\n"
+        );
+        self.write("kubeconfig", &text);
+        self.path("kubeconfig")
     }
 
     fn spawn(&self, command: Command) -> Process {

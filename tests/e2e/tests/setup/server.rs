@@ -60,10 +60,12 @@ fn serve(
         }
         let path = request.split(' ').nth(1).unwrap_or_default();
         let (status, body) = answer(path);
-        let kind = if body.starts_with('<') { "text/html" } else { "application/json" };
         let stream = reader.get_mut();
         let length = body.len();
-        write!(stream, "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n{body}")?;
+        write!(
+            stream,
+            "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        )?;
         stream.flush()?;
     }
 }
