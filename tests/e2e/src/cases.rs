@@ -24,7 +24,6 @@ pub mod services;
 pub mod slices;
 pub mod source_ranges;
 pub mod takeover;
-pub mod topology;
 pub mod udp_flows;
 
 mod expect;
@@ -67,37 +66,23 @@ macro_rules! conformance {
                 load_balancer_ip,
                 node_port,
                 cluster_ip_with_masquerade_all,
-                #[shared]
-                cluster_ip_without_cluster_cidr,
-                #[shared]
-                external_ip_without_cluster_cidr,
                 #[rules]
                 node_port_without_cluster_cidr,
                 #[rules]
                 cluster_ip_with_node_cidr,
-                #[shared]
-                node_port_with_node_cidr,
-                #[shared]
-                cluster_ip_with_bridge_interface,
                 #[rules]
                 node_port_with_bridge_interface,
                 #[rules]
                 cluster_ip_with_interface_prefix,
-                #[shared]
-                node_port_with_interface_prefix,
                 #[rules]
                 pod_cidr_changes_apply_at_once,
             }
             endpoints {
                 endpoints_get_equal_shares,
                 a_pod_reaches_itself,
-                #[shared]
-                a_pod_without_node_name_reaches_itself,
                 direct_connections_to_host_network_endpoints_keep_their_source,
                 #[shared]
                 terminating_endpoints_are_used_if_none_is_ready,
-                #[shared]
-                terminating_endpoints_are_used_if_none_on_the_node_is_ready,
                 #[shared]
                 hints_select_endpoints,
             }
@@ -113,8 +98,6 @@ macro_rules! conformance {
             drained {
                 #[shared]
                 pod_is_drained_when_all_nodes_have_programmed_its_end,
-                #[shared]
-                last_pod_is_not_drained,
                 kubelet_asks_for_a_pod_by_its_address,
                 #[rules]
                 kubelet_asks_at_the_port_of_health_checks,
@@ -127,23 +110,11 @@ macro_rules! conformance {
                 backends_are_terminated,
                 backends_are_killed,
                 #[shared]
-                the_frontend_is_terminated,
-                #[shared]
                 the_frontend_is_killed,
-                #[shared]
-                changes_wait_for_the_frontend,
-                #[shared]
-                changes_wait_for_the_backends,
                 #[rules]
                 rebooted_node_programs_its_last_state,
-                #[shared]
-                rebooted_node_leaves_out_its_former_pods,
             }
             faults {
-                #[shared]
-                unreadable_manifests_are_reported,
-                #[shared]
-                objects_of_an_unreadable_manifest_are_kept,
                 #[shared]
                 loopback_endpoints_are_ignored,
                 #[shared]
@@ -156,8 +127,6 @@ macro_rules! conformance {
                 invalid_source_range_closes_the_address,
                 #[rules]
                 first_service_keeps_a_contested_vip,
-                #[shared]
-                invalid_ports_are_ignored,
             }
             drift {
                 removed_rules_are_restored,
@@ -166,8 +135,6 @@ macro_rules! conformance {
             commands {
                 #[shared]
                 local_runs_frontend_and_backend,
-                #[shared]
-                services_are_listed,
                 cleanup_removes_only_objects_of_fairlead,
             }
             instances {
@@ -180,13 +147,9 @@ macro_rules! conformance {
                 #[rules]
                 masquerade_bit_changes_at_a_restart,
                 #[shared]
-                state_of_another_node_is_replaced,
-                #[shared]
                 split_and_local_take_over_from_each_other,
             }
             health {
-                #[shared]
-                health_checks_report_ready_local_endpoints,
                 #[shared]
                 health_check_ports_open_and_close,
                 health_checks_are_answered_at_load_balancer_ips,
@@ -201,16 +164,11 @@ macro_rules! conformance {
             }
             node_addresses {
                 external_ip_of_a_node_is_served,
-                load_balancer_ip_of_a_node_is_served,
                 ingress_on_the_host_network_is_served,
                 ports_of_kubelet_and_api_server_are_protected,
             }
             node_ports {
                 primary_addresses_answer,
-                #[shared]
-                no_address_answers_while_none_is_known,
-                #[shared]
-                node_ports_answer_while_the_node_object_has_no_addresses,
                 #[shared]
                 node_ports_answer_while_the_node_object_is_missing,
                 #[rules]
@@ -224,16 +182,12 @@ macro_rules! conformance {
                 timeout_changes_apply_at_once,
                 affinity_is_turned_on_and_off,
                 recreated_service_has_no_clients,
-                #[rules]
-                clients_keep_their_pod_across_restarts,
                 policy_local_keeps_local_pods,
                 clients_inside_move_at_once_under_policy_local,
             }
             source_ranges {
                 only_sources_in_a_range_connect,
                 the_node_itself_is_restricted,
-                #[rules]
-                ranges_may_overlap,
                 range_of_all_addresses_lifts_the_restriction,
                 other_sources_are_dropped_also_without_endpoints,
                 range_changes_apply_at_once,
@@ -242,18 +196,12 @@ macro_rules! conformance {
             services {
                 type_changes_apply_at_once,
                 #[shared]
-                some_services_have_no_vip,
-                #[shared]
                 proxying_load_balancers_get_the_traffic,
                 #[rules]
                 single_stack_services_serve_one_family,
                 #[shared]
-                families_are_read_from_all_fields,
-                #[shared]
                 leading_zeros_in_addresses_are_decimal,
                 protocols_are_independent,
-                #[rules]
-                ports_are_independent,
                 #[rules]
                 ports_are_renamed,
                 recreated_service_keeps_old_connections,
@@ -261,26 +209,12 @@ macro_rules! conformance {
             }
             slices {
                 #[shared]
-                endpoints_of_all_slices_are_used,
-                #[shared]
                 relabelled_slice_moves_its_endpoints,
                 #[shared]
                 duplicate_address_is_that_of_the_live_pod,
                 pods_may_differ_in_target_ports,
-                #[shared]
-                conditions_select_endpoints,
-                #[shared]
-                unusable_slices_are_ignored,
                 #[rules]
                 irrelevant_changes_write_nothing,
-            }
-            topology {
-                #[shared]
-                hints_fall_back,
-                #[shared]
-                policy_local_ignores_hints,
-                #[shared]
-                zone_changes_apply_at_once,
             }
             policies {
                 policies_are_independent,
@@ -300,8 +234,6 @@ macro_rules! conformance {
                 live_flows_keep_their_endpoint,
                 #[rules]
                 flows_stay_while_their_endpoint_serves,
-                #[rules]
-                flows_of_the_other_family_are_kept,
             }
             half_open {
                 clients_of_a_removed_endpoint_reach_another_one,
@@ -315,8 +247,6 @@ macro_rules! conformance {
                 an_endpoint_that_returns_gets_connections_at_once,
                 #[rules]
                 connections_that_no_service_translated_are_kept,
-                #[rules]
-                an_older_state_and_a_service_created_again_reset_nothing,
             }
             invalid_packets {
                 replies_outside_of_the_window,

@@ -54,7 +54,7 @@ const MODULES: [&str; 30] = [
 ];
 
 /// Cases in which IPVS differs.
-const DIFFERENT: [&str; 9] = [
+const DIFFERENT: [&str; 8] = [
     // IPVS keeps the affinity of a client as long as any of its connections: two minutes after a TCP connection is
     // closed.
     "affinity::affinity_ends_after_the_timeout",
@@ -65,7 +65,6 @@ const DIFFERENT: [&str; 9] = [
     "source_ranges::node_in_a_range_may_use_the_load_balancer_ip_as_source",
     // A VIP is an address of every node, so addresses of nodes are refused (`--refuse-node-addresses`).
     "node_addresses::external_ip_of_a_node_is_served",
-    "node_addresses::load_balancer_ip_of_a_node_is_served",
     "node_addresses::ingress_on_the_host_network_is_served",
     "node_addresses::ports_of_kubelet_and_api_server_are_protected",
     // Open connections end with their virtual servers, which the cleanup removes.

@@ -8,8 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::sys::signal::Signal;
-
 use super::expect::assert_pods;
 use crate::{
     client::Client,
@@ -157,24 +155,6 @@ pub fn affinity_is_turned_on_and_off(backend: Backend) {
         deployment.apply(&service);
     }
     assert_spread(deployment.cluster());
-}
-
-/// Clients keep their pod while the backend is stopped, and its restart writes nothing for them.
-pub fn clients_keep_their_pod_across_restarts(backend: Backend) {
-    let mut deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, LONG)]);
-    let assignments = ask_vip(deployment.cluster());
-    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
-        deployment.stop_backends(signal);
-        assert_eq!(ask_vip(deployment.cluster()), assignments, "while there is none");
-        let mut monitors = deployment.cluster().nodes().iter().map(|node| deployment.monitor(node)).collect::<Vec<_>>();
-        deployment.start_backends();
-        deployment.wait_until_programmed();
-        for monitor in &mut monitors {
-            let others = monitor.changes().into_iter().filter(|line| !Deployment::is_fence(line));
-            assert_eq!(others.collect::<Vec<_>>(), [""; 0]);
-        }
-        assert_eq!(ask_vip(deployment.cluster()), assignments, "after {signal}");
-    }
 }
 
 /// Under policy Local a client from outside keeps a pod of the node that its packets enter, and a pod one of its own

@@ -1,8 +1,6 @@
-//! The commands `local`, `services` and `cleanup`.
+//! The commands `local` and `cleanup`.
 
 use std::net::SocketAddr;
-
-use serde_json::{Value, json};
 
 use super::expect::assert_pods;
 use crate::{
@@ -48,35 +46,6 @@ pub fn local_runs_frontend_and_backend(backend: Backend) {
     assert_web(&client, &["pod-b-2"]);
     let _process = start("second.log");
     assert_web(&client, &["pod-b-2"]);
-}
-
-/// `fairlead services` lists what a node programs, as a table and as JSON.
-pub fn services_are_listed(backend: Backend) {
-    let deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1", "pod-b-1"])]);
-    let listed: Value =
-        serde_json::from_str(&deployment.ask(&["services", "-o", "json", "--node", "node-b"])).expect("JSON");
-    let listed = listed.as_array().expect("a list");
-    let of_web = |protocol: &str| {
-        let named = |service: &&Value| {
-            let key = &service["service_port"]["key"];
-            key["name"] == "web" && key["protocol"] == protocol
-        };
-        listed.iter().find(named).unwrap_or_else(|| panic!("no web over {protocol} in {listed:#?}"))
-    };
-    for protocol in ["TCP", "UDP", "SCTP"] {
-        let service = of_web(protocol);
-        assert_eq!(service["service_port"]["port"], PORT);
-        let ips = json!({ "v4": "10.96.0.1", "v6": "fd00:10:96::1" });
-        assert_eq!(service["service_port"]["cluster_ips"], ips);
-        let endpoints = |pool: &str, family: &str| {
-            let list = service[pool][family].as_array().expect("a pool");
-            list.iter().map(|endpoint| endpoint["address"].clone()).collect::<Vec<_>>()
-        };
-        assert_eq!(endpoints("cluster", "v4"), ["10.244.1.11", "10.244.2.11"]);
-        assert_eq!(endpoints("local", "v6"), ["fd00:10:244:2::11"]);
-    }
-    let table = deployment.ask(&["services", "--node", "node-b"]);
-    assert!(table.contains("default/web:sctp-80/sctp") && table.contains("[fd00:10:96::1]:80"), "{table}");
 }
 
 /// `fairlead cleanup` removes all kernel objects of Fairlead and no others; `--dry-run` lists them first.

@@ -60,23 +60,6 @@ pub fn pod_is_drained_when_all_nodes_have_programmed_its_end(backend: Backend) {
     }
 }
 
-/// The last pod of a Service gets new connections until there is another one.
-pub fn last_pod_is_not_drained(backend: Backend) {
-    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, [Draining, NotReady])]);
-    assert_eq!(ask(deployment.cluster(), POD, IpFamily::V4, SHORT_TIMEOUT).status, 504);
-    let replaced = web(deployment.cluster(), [Draining, Ready]);
-    deployment.apply(&replaced);
-    assert_eq!(ask(deployment.cluster(), POD, IpFamily::V4, LONG_TIMEOUT).status, 200);
-    // A pod of no Service, and a stranger that asks about a pod.
-    assert_eq!(ask(deployment.cluster(), "pod-a-2", IpFamily::V4, LONG_TIMEOUT).status, 404);
-    let cluster = deployment.cluster();
-    let (node, pod) = (cluster.node('a'), cluster.pod(POD));
-    let path = format!("/drained?address={}", pod.address.ip(IpFamily::V4));
-    let to = SocketAddr::new(node.address.ip(IpFamily::V4), DRAINED_PORT);
-    let stranger = http_get(&cluster.pod("pod-a-2").netns, to, &path, Duration::from_secs(10)).expect("an answer");
-    assert_eq!(stranger.status, 400, "{stranger:?}");
-}
-
 /// `preStop: {httpGet: {path: /drained, port: 24256}}`: the kubelet connects to the pod's own address, from the node.
 pub fn kubelet_asks_for_a_pod_by_its_address(backend: Backend) {
     let builder = Deployment::builder(backend).without_cluster_cidr();

@@ -104,39 +104,6 @@ pub fn a_pod_reaches_itself(backend: Backend) {
     check_with_trace(cluster, &checks);
 }
 
-/// A hand-written or mirrored EndpointSlice names no nodes: a pod still reaches itself, and its node does.
-pub fn a_pod_without_node_name_reaches_itself(backend: Backend) {
-    let deployment = Deployment::start(backend, |cluster| {
-        let endpoint = Endpoint::of(cluster.pod("pod-a-1")).without_node();
-        let service = web(1).node_port(NODE_PORT).external_ip(plan::external_ip(1));
-        vec![service.load_balancer_ip(plan::load_balancer_ip(1)).endpoints([endpoint])]
-    });
-    let cluster = deployment.cluster();
-    let [one, other] = [cluster.pod("pod-a-1"), cluster.pod("pod-a-2")];
-    let vips = [
-        (plan::cluster_ip(1), PORT),
-        (plan::external_ip(1), PORT),
-        (plan::load_balancer_ip(1), PORT),
-        (cluster.node('a').address, NODE_PORT),
-    ];
-    let mut checks = Vec::new();
-    for (at, (address, port)) in vips.into_iter().enumerate() {
-        for family in IpFamily::ALL {
-            let seen_from_other = if at > 0 { plan::gateway(1) } else { other.address };
-            for (pod, seen) in [(one, plan::gateway(1)), (other, seen_from_other)] {
-                checks.extend(Protocol::ALL.map(|protocol| Check {
-                    what: format!("from {}", pod.name),
-                    client: pod.client(),
-                    protocol,
-                    to: SocketAddr::new(address.ip(family), port),
-                    expected: Expected::Answers([(one.name.clone(), seen.ip(family))].into()),
-                }));
-            }
-        }
-    }
-    check_with_trace(cluster, &checks);
-}
-
 /// A node connects to its own address, where a pod of the host network serves: without a VIP in between, the connection
 /// keeps its source address and port.
 pub fn direct_connections_to_host_network_endpoints_keep_their_source(backend: Backend) {
@@ -191,21 +158,6 @@ pub fn terminating_endpoints_are_used_if_none_is_ready(backend: Backend) {
         deployment.apply(&service);
         assert_everywhere(&deployment, 1, &[expected, expected]);
     }
-}
-
-/// Under policy Local each node applies the rule to its own endpoints only.
-pub fn terminating_endpoints_are_used_if_none_on_the_node_is_ready(backend: Backend) {
-    let deployment = Deployment::start(backend, |cluster| {
-        let endpoint = |name, state| Endpoint::of(cluster.pod(name)).state(state);
-        let endpoints = [
-            endpoint("pod-a-1", Draining),
-            endpoint("pod-a-2", NotReady),
-            endpoint("pod-b-1", Draining),
-            endpoint("pod-b-2", Ready),
-        ];
-        vec![web(1).internal_policy(TrafficPolicy::Local).endpoints(endpoints)]
-    });
-    assert_everywhere(&deployment, 1, &[&["pod-a-1"], &["pod-b-2"]]);
 }
 
 // === hints ===

@@ -19,40 +19,6 @@ const LONGEST_NAME: usize = 63;
 
 // === the cases ===
 
-/// Files that are not YAML, objects without a name, and objects of an unknown kind are reported.
-pub fn unreadable_manifests_are_reported(backend: Backend) {
-    let mut deployment = Deployment::start(backend, unaffected);
-    let mark = deployment.frontend().mark();
-    deployment.manifests().write_text("broken", "apiVersion: v1\nkind: Service\n  metadata: [\n");
-    assert_logged(&deployment, mark, &["WARN", "broken.yaml"]);
-    let nameless = json!({ "apiVersion": "v1", "kind": "Service", "spec": {} });
-    deployment.manifests().write("nameless", &[nameless]);
-    assert_logged(&deployment, mark, &["WARN", "nameless.yaml", "name"]);
-    let gadget = json!({ "apiVersion": "example.org/v1", "kind": "Gadget", "metadata": { "name": "g" } });
-    deployment.manifests().write("gadget", &[gadget]);
-    deployment.wait_until_programmed();
-    assert_logged(&deployment, mark, &["gadget.yaml", "Gadget"]);
-    let problems = deployment.ask(&["status", "--problems"]);
-    for file in ["broken.yaml", "nameless.yaml", "gadget.yaml"] {
-        assert!(problems.contains(&format!("manifest {file}")), "{problems}");
-    }
-    assert_unaffected(&deployment);
-}
-
-/// A file becomes unreadable: its objects are kept until it can be read again.
-pub fn objects_of_an_unreadable_manifest_are_kept(backend: Backend) {
-    let mut deployment = Deployment::start(backend, |cluster| [unaffected(cluster), vec![other(cluster)]].concat());
-    let mark = deployment.frontend().mark();
-    deployment.manifests().write_text("default.other", "kind: [");
-    deployment.wait_until_programmed();
-    assert_logged(&deployment, mark, &["WARN", "default.other.yaml"]);
-    assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
-    let changed = other(deployment.cluster()).pods([deployment.cluster().pod("pod-b-2")]);
-    deployment.apply(&changed);
-    assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-2"]);
-    assert_unaffected(&deployment);
-}
-
 /// A loopback endpoint is ignored, the other one is used.
 pub fn loopback_endpoints_are_ignored(backend: Backend) {
     let mut deployment = Deployment::start(backend, unaffected);
@@ -148,22 +114,6 @@ pub fn first_service_keeps_a_contested_vip(backend: Backend) {
     let mark = apply_objects(&mut deployment, &second.objects());
     assert_logged(&deployment, mark, &["default/other", "status.loadBalancer.ingress", "default/first"]);
     assert_answers(&deployment, address, &["pod-b-3"]);
-    assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
-    assert_unaffected(&deployment);
-}
-
-/// Invalid port numbers and protocols are reported, and the other ports of the Service are served.
-pub fn invalid_ports_are_ignored(backend: Backend) {
-    let mut deployment = Deployment::start(backend, unaffected);
-    let mut objects = other(deployment.cluster()).objects();
-    let ports = objects[0]["spec"]["ports"].as_array_mut().expect("a list");
-    ports.push(json!({ "name": "zero", "protocol": "TCP", "port": 0, "targetPort": 8080 }));
-    ports.push(json!({ "name": "quic", "protocol": "QUIC", "port": 443, "targetPort": 8080 }));
-    ports.push(json!({ "name": "high", "protocol": "TCP", "port": 65_536, "targetPort": 8080 }));
-    let mark = apply_objects(&mut deployment, &objects);
-    assert_logged(&deployment, mark, &["default/other", "spec.ports[3].port", "0"]);
-    assert_logged(&deployment, mark, &["default/other", "spec.ports[4].protocol", "QUIC"]);
-    assert_logged(&deployment, mark, &["default/other", "spec.ports[5].port", "65536"]);
     assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
     assert_unaffected(&deployment);
 }

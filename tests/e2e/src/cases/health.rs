@@ -17,40 +17,13 @@ use crate::{
     wait::eventually,
 };
 
-use EndpointState::{Draining, NotReady, Ready, Terminating};
+use EndpointState::{NotReady, Ready};
 
 const HEALTH_PORT: u16 = 32_000;
 const PODS: [&str; 4] = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"];
 
 /// Status and weight.
 type Answer = (u16, usize);
-
-/// Each node reports the number of its ready endpoints. Terminating endpoints do not count, even while they are used
-/// because none is ready.
-pub fn health_checks_report_ready_local_endpoints(backend: Backend) {
-    let steps: [([EndpointState; 4], [Answer; 2]); 5] = [
-        ([Ready, Ready, NotReady, Terminating], [(200, 2), (503, 0)]),
-        ([Ready, Draining, Draining, NotReady], [(200, 1), (503, 0)]),
-        ([Draining, Draining, Ready, Draining], [(503, 0), (200, 1)]),
-        ([Draining, Terminating, Draining, Draining], [(503, 0), (503, 0)]),
-        ([Ready, Ready, Ready, Ready], [(200, 2), (200, 2)]),
-    ];
-    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, steps[0].0)]);
-    until_open(&deployment);
-    for (states, answers) in steps {
-        let service = web(deployment.cluster(), states);
-        deployment.apply(&service);
-        // The answers change when the kernel is programmed.
-        let cluster = deployment.cluster();
-        for (node, expected) in cluster.nodes().iter().zip(answers) {
-            for family in IpFamily::ALL {
-                let answer = ask(cluster, node, family);
-                let answer = answer.unwrap_or_else(|error| panic!("{} {family}: {error}", node.name));
-                assert_eq!(answer, expected, "{} {family} {states:?}", node.name);
-            }
-        }
-    }
-}
 
 /// The port closes when the Service or its policy Local is removed, and opens after a restart, without a frontend too.
 pub fn health_check_ports_open_and_close(backend: Backend) {

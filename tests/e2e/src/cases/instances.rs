@@ -120,30 +120,6 @@ pub fn masquerade_bit_changes_at_a_restart(backend: Backend) {
     }
 }
 
-/// A state file of another node, as after a changed node name, is replaced.
-pub fn state_of_another_node_is_replaced(backend: Backend) {
-    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &PODS)]);
-    let traffic = start_traffic(deployment.cluster());
-    deployment.stop_backends(Signal::SIGTERM);
-    let spawn = |node: &Node| {
-        let name = format!("renamed-{}", node.name);
-        let command = backend.follow(&deployment.address(), &name, &deployment.state(node), &cluster_cidrs());
-        Process::spawn(&node.netns, command, &deployment.path(&format!("renamed-{}.log", node.name)))
-    };
-    let renamed: Vec<_> = deployment.cluster().nodes().iter().map(spawn).collect();
-    for process in &renamed {
-        process.wait_for_line("ignored the state file", 0, TIMEOUT);
-        process.wait_for_line(READY, 0, TIMEOUT);
-    }
-    traffic.wait(ATTEMPTS, TIMEOUT);
-    renamed.iter().for_each(|process| assert!(process.terminate().success()));
-    deployment.start_backends();
-    deployment.wait_until_programmed();
-    traffic.wait(ATTEMPTS, TIMEOUT);
-    traffic.finish();
-    assert_served(deployment.cluster(), &PODS);
-}
-
 /// `fairlead local` takes over from a backend with a frontend, and the other way around.
 pub fn split_and_local_take_over_from_each_other(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &PODS)]);

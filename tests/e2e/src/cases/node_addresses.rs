@@ -38,17 +38,6 @@ pub fn external_ip_of_a_node_is_served(backend: Backend) {
     assert_everywhere(&deployment, PORT, &["node-b"]);
 }
 
-/// As the ServiceLB of k3s and node IPAM do: the load-balancer IP is the address of a node.
-pub fn load_balancer_ip_of_a_node_is_served(backend: Backend) {
-    let mut deployment = Deployment::start(backend, |_| Vec::new());
-    let node = deployment.cluster().node('b');
-    let _server = Server::start(&node.netns, &node.name, &node.address.both(), &[OTHER_PORT]);
-    let service = web(deployment.cluster()).port_all(PORT, 8080).load_balancer_ip(node.address);
-    deployment.apply(&service);
-    assert_everywhere(&deployment, PORT, &["pod-b-1"]);
-    assert_everywhere(&deployment, OTHER_PORT, &["node-b"]);
-}
-
 /// An ingress controller on the host network of the node whose address is its external IP.
 pub fn ingress_on_the_host_network_is_served(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());

@@ -1,18 +1,14 @@
 //! The addresses of a node at which node ports answer.
 
-use std::{
-    fs,
-    net::{IpAddr, SocketAddr},
-};
+use std::net::{IpAddr, SocketAddr};
 
 use nix::sys::signal::Signal;
-use serde_json::json;
 
 use super::expect::{Check, Expected, check_all};
 use crate::{
     cluster::Cluster,
     deployment::{Backend, Deployment, TIMEOUT},
-    manifests::{Service, node_object},
+    manifests::Service,
     plan::{self, DualStack, IpFamily},
     wire::Protocol,
 };
@@ -39,46 +35,6 @@ pub fn primary_addresses_answer(backend: Backend) {
     checks.extend(self::checks(cluster, addresses(SECOND), Answer::No));
     checks.extend(loopback(cluster));
     check_all(&checks);
-}
-
-/// While the Node object has no addresses, and the backend knows none from before, node ports answer at none, rather
-/// than at all.
-pub fn no_address_answers_while_none_is_known(backend: Backend) {
-    let mut deployment = Deployment::start(backend, web);
-    deployment.stop_backends(Signal::SIGTERM);
-    fs::remove_file(deployment.state(deployment.cluster().node('a')).join("state")).expect("a state file");
-    write_without_addresses(&deployment);
-    deployment.start_backends();
-    for answer in [Answer::No, Answer::Yes] {
-        deployment.wait_until_programmed();
-        let cluster = deployment.cluster();
-        check_all(&checks(cluster, cluster.node('a').address.both(), answer));
-        deployment.manifests().write_node(cluster.node('a'), &cluster.node('a').pod_cidrs);
-    }
-}
-
-/// A Node object that loses its addresses changes nothing: its node keeps them, until the object has some again.
-pub fn node_ports_answer_while_the_node_object_has_no_addresses(backend: Backend) {
-    let mut deployment = Deployment::start(backend, web);
-    let backend_a = deployment.backend(deployment.cluster().node('a'));
-    let (mark, frontend_mark) = (backend_a.mark(), deployment.frontend().mark());
-    write_without_addresses(&deployment);
-    deployment.frontend().wait_for_line("Node objects have no addresses any more", frontend_mark, TIMEOUT);
-    backend_a.wait_for_line("the Node object has no addresses", mark, TIMEOUT);
-    deployment.wait_until_programmed();
-    let cluster = deployment.cluster();
-    check_all(&checks(cluster, cluster.node('a').address.both(), Answer::Yes));
-    assert!(deployment.ask(&["status", "--problems"]).contains("Node node-a"));
-    deployment.manifests().write_node(cluster.node('a'), &cluster.node('a').pod_cidrs);
-    deployment.backend(cluster.node('a')).wait_for_line("the Node object has addresses again", mark, TIMEOUT);
-}
-
-/// Replaces the object of a node by one without addresses.
-fn write_without_addresses(deployment: &Deployment) {
-    let node = deployment.cluster().node('a');
-    let mut object = node_object(node, &node.pod_cidrs);
-    object["status"]["addresses"] = json!([]);
-    deployment.manifests().write(&node.name, &[object]);
 }
 
 /// A Node object that is deleted by mistake changes nothing: its node keeps the last known addresses and pod CIDRs,

@@ -101,16 +101,6 @@ pub fn cluster_ip_with_masquerade_all(backend: Backend) {
     run(builder, Setup::MasqueradeAll, Vip::ClusterIp);
 }
 
-/// Cluster IPs without local traffic detection, which disables masquerading to them.
-pub fn cluster_ip_without_cluster_cidr(backend: Backend) {
-    run(Deployment::builder(backend).without_cluster_cidr(), Setup::NoClusterCidr, Vip::ClusterIp);
-}
-
-/// External IPs without local traffic detection.
-pub fn external_ip_without_cluster_cidr(backend: Backend) {
-    run(Deployment::builder(backend).without_cluster_cidr(), Setup::NoClusterCidr, Vip::ExternalIp);
-}
-
 /// Node ports without local traffic detection.
 pub fn node_port_without_cluster_cidr(backend: Backend) {
     run(Deployment::builder(backend).without_cluster_cidr(), Setup::NoClusterCidr, Vip::NodePort);
@@ -121,17 +111,6 @@ pub fn cluster_ip_with_node_cidr(backend: Backend) {
     run(own_pods(backend, &NODE_CIDR), Setup::OwnPods, Vip::ClusterIp);
 }
 
-/// Node ports; pods are recognised by the node's pod CIDR.
-pub fn node_port_with_node_cidr(backend: Backend) {
-    run(own_pods(backend, &NODE_CIDR), Setup::OwnPods, Vip::NodePort);
-}
-
-/// Cluster IPs; pods are recognised by their bridge. For a backend it is any interface: here that of the only client
-/// pod.
-pub fn cluster_ip_with_bridge_interface(backend: Backend) {
-    run(own_pods(backend, &BRIDGE), Setup::OwnPods, Vip::ClusterIp);
-}
-
 /// Node ports; pods are recognised by their bridge.
 pub fn node_port_with_bridge_interface(backend: Backend) {
     run(own_pods(backend, &BRIDGE), Setup::OwnPods, Vip::NodePort);
@@ -140,11 +119,6 @@ pub fn node_port_with_bridge_interface(backend: Backend) {
 /// Cluster IPs; pods are recognised by the prefix of their interfaces.
 pub fn cluster_ip_with_interface_prefix(backend: Backend) {
     run(own_pods(backend, &PREFIX), Setup::OwnPods, Vip::ClusterIp);
-}
-
-/// Node ports; pods are recognised by the prefix of their interfaces.
-pub fn node_port_with_interface_prefix(backend: Backend) {
-    run(own_pods(backend, &PREFIX), Setup::OwnPods, Vip::NodePort);
 }
 
 const NODE_CIDR: [&str; 2] = ["--detect-local-mode", "NodeCIDR"];

@@ -5,13 +5,9 @@
 use std::{
     io::{self, BufReader, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
-    path::Path,
-    process::Command,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
-
-use nix::sys::signal::Signal;
 
 use crate::{
     client::Client,
@@ -134,41 +130,6 @@ pub fn connections_that_no_service_translated_are_kept(backend: Backend) {
     deployment.apply(&one);
     thread::sleep(ABSENCE);
     assert_kept(vec![kept]);
-}
-
-/// A backend that starts with an older state than it had, and a Service that is created again, reset nothing.
-pub fn an_older_state_and_a_service_created_again_reset_nothing(backend: Backend) {
-    let mut deployment = start(backend, "removed", |cluster| vec![web(cluster, &[])]);
-    let first = web(deployment.cluster(), &[]).endpoints([ready(deployment.cluster(), "pod-a-1")]);
-    let second = web(deployment.cluster(), &[]).endpoints([ready(deployment.cluster(), "pod-b-1")]);
-    deployment.apply(&first);
-    deployment.stop_backends(Signal::SIGTERM);
-    let states: Vec<_> = deployment.cluster().nodes().iter().map(|node| deployment.state(node)).collect();
-    states.iter().for_each(|state| copy(state, &state.with_extension("older")));
-    deployment.start_backends();
-    deployment.apply(&second);
-    let kept = connect(deployment.cluster(), "pod-b-1");
-    deployment.stop_backends(Signal::SIGKILL);
-    states.iter().for_each(|state| copy(&state.with_extension("older"), state));
-    deployment.start_backends();
-    deployment.wait_until_programmed();
-    thread::sleep(ABSENCE);
-    assert!(kept.iter().all(|waiting| !waiting.ended.is_finished()), "a backend with an older state");
-    deployment.delete(&second);
-    // Its slices follow one after the other.
-    deployment.apply(&first);
-    thread::sleep(ABSENCE);
-    assert!(kept.iter().all(|waiting| !waiting.ended.is_finished()), "a Service that was created again");
-    // With IPVS a connection ends with its virtual server, without a reset.
-    if backend != Backend::Ipvs {
-        deployment.apply(&second);
-        assert_kept(kept);
-    }
-}
-
-fn copy(from: &Path, to: &Path) {
-    let _ = std::fs::remove_dir_all(to);
-    assert!(Command::new("cp").arg("-a").args([from, to]).status().expect("cp runs").success());
 }
 
 fn start(backend: Backend, which: &str, services: impl FnOnce(&Cluster) -> Vec<Service>) -> Deployment {

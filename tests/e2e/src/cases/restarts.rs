@@ -1,9 +1,8 @@
 //! Restarts of each component by SIGTERM and SIGKILL, under traffic: no connection is lost and nothing is written
 //! to the kernel. Without a frontend a node keeps its rules, and after a reboot programs its last state.
 
-use std::{fs, net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
-use backend::StoredState;
 use nix::sys::signal::Signal;
 
 use super::expect::assert_pods;
@@ -15,7 +14,7 @@ use crate::{
     plan::{self, IpFamily},
     process::Process,
     traffic::BackgroundTraffic,
-    wire::{Failure, Protocol},
+    wire::Protocol,
 };
 
 /// What is restarted.
@@ -42,49 +41,9 @@ pub fn backends_are_killed(backend: Backend) {
     run(backend, Component::Backends, Signal::SIGKILL);
 }
 
-/// The frontend shuts down cleanly.
-pub fn the_frontend_is_terminated(backend: Backend) {
-    run(backend, Component::Frontend, Signal::SIGTERM);
-}
-
 /// The frontend is killed without a clean shutdown.
 pub fn the_frontend_is_killed(backend: Backend) {
     run(backend, Component::Frontend, Signal::SIGKILL);
-}
-
-/// Changes made while the frontend is down take effect after its restart, and not before.
-pub fn changes_wait_for_the_frontend(backend: Backend) {
-    let mut deployment = Deployment::start(backend, services);
-    let client = deployment.cluster().pod("pod-a-3").client();
-    deployment.stop_frontend(Signal::SIGKILL);
-    let changed = web(deployment.cluster(), &["pod-b-1"]);
-    deployment.manifests().apply(&changed);
-    assert_pods(&client, Protocol::Tcp, vip(IpFamily::V4), &PODS);
-    deployment.start_frontend();
-    deployment.wait_until_programmed();
-    for family in IpFamily::ALL {
-        Protocol::ALL.into_iter().for_each(|protocol| assert_pods(&client, protocol, vip(family), &["pod-b-1"]));
-    }
-}
-
-/// Changes made while backends are down take effect after their restart, also if the frontend has restarted too.
-pub fn changes_wait_for_the_backends(backend: Backend) {
-    let mut deployment = Deployment::start(backend, services);
-    let client = deployment.cluster().pod("pod-a-3").client();
-    for pods in [&["pod-b-1"][..], &["pod-a-1", "pod-b-2"]] {
-        deployment.stop_backends(Signal::SIGKILL);
-        let changed = web(deployment.cluster(), pods);
-        deployment.apply(&changed);
-        if pods.len() > 1 {
-            deployment.stop_frontend(Signal::SIGKILL);
-            deployment.start_frontend();
-        }
-        deployment.start_backends();
-        deployment.wait_until_programmed();
-        for family in IpFamily::ALL {
-            Protocol::ALL.into_iter().for_each(|protocol| assert_pods(&client, protocol, vip(family), pods));
-        }
-    }
 }
 
 /// After a reboot a node programs its last committed state, although no frontend is reachable.
@@ -111,57 +70,6 @@ pub fn rebooted_node_programs_its_last_state(backend: Backend) {
         for protocol in Protocol::ALL {
             assert_pods(&rebooted.pod("pod-a-3").client(), protocol, vip(family), &["pod-a-1", "pod-b-2"]);
             assert_pods(&rebooted.pod("pod-b-3").client(), protocol, local(family), &["pod-b-1", "pod-b-2"]);
-        }
-    }
-}
-
-/// After a reboot pods have other addresses than in the stored state. Until a frontend answers, a node uses endpoints
-/// on other nodes only, and rejects connections to Services that have none; policy Local has no endpoint on the node.
-pub fn rebooted_node_leaves_out_its_former_pods(backend: Backend) {
-    let only_here = |cluster: &Cluster| {
-        let service = Service::new("only-here").cluster_ip(plan::cluster_ip(4)).port_all(PORT, 8080);
-        service.pods([cluster.pod("pod-a-1")])
-    };
-    let mut deployment =
-        Deployment::start(backend, |cluster| services(cluster).into_iter().chain([only_here(cluster)]).collect());
-    deployment.wait_until_programmed();
-    deployment.stop_backends(Signal::SIGTERM);
-    deployment.stop_frontend(Signal::SIGKILL);
-    let rebooted = Cluster::start();
-    let processes = rebooted.nodes().iter().map(|node| {
-        let state = deployment.state(node);
-        let file = state.join("state");
-        let stored = StoredState::read(&file, &node.name).expect("a state file");
-        let stored = StoredState { boot: Some("an-earlier-boot".into()), ..stored };
-        fs::write(file, stored.encode()).expect("a file");
-        let command = backend.follow(&deployment.address(), &node.name, &state, &[]);
-        Process::spawn(&node.netns, command, &deployment.path(&format!("rebooted-{}.log", node.name)))
-    });
-    let processes = processes.collect::<Vec<_>>();
-    for process in &processes {
-        process.wait_for_line("the node has restarted, its former endpoints are left out", 0, TIMEOUT);
-        process.wait_for_line("ready: node state programmed", 0, TIMEOUT);
-    }
-    let local = |family| SocketAddr::new(plan::cluster_ip(2).ip(family), PORT);
-    let only_here = |family| SocketAddr::new(plan::cluster_ip(4).ip(family), PORT);
-    let client = rebooted.pod("pod-a-3").client();
-    for family in IpFamily::ALL {
-        for protocol in Protocol::ALL {
-            assert_pods(&client, protocol, vip(family), &["pod-b-1", "pod-b-2"]);
-        }
-        assert_eq!(client.tcp(only_here(family)), Err(Failure::Refused));
-        assert_eq!(client.tcp(local(family)), Err(Failure::TimedOut), "dropped, as without local endpoints");
-    }
-    deployment.start_frontend();
-    for process in &processes {
-        process.wait_for_line("a frontend has confirmed the state after a restart of the node", 0, TIMEOUT);
-        process.wait_for_line("applied", 0, TIMEOUT);
-    }
-    for family in IpFamily::ALL {
-        for protocol in Protocol::ALL {
-            assert_pods(&client, protocol, vip(family), &PODS);
-            assert_pods(&client, protocol, local(family), &["pod-a-1", "pod-a-2"]);
-            assert_pods(&client, protocol, only_here(family), &["pod-a-1"]);
         }
     }
 }

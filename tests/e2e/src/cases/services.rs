@@ -63,36 +63,6 @@ pub fn clients_reuse_a_source_port(backend: Backend) {
     }
 }
 
-/// A Service becomes an ExternalName, becomes headless or is assigned to another proxy: it has no VIP until that is
-/// reverted.
-pub fn some_services_have_no_vip(backend: Backend) {
-    let mut deployment = Deployment::start(backend, |_| Vec::new());
-    let web = with_all_vips(deployment.cluster());
-    let changes: [fn(&mut Vec<Value>); 5] = [
-        // The addresses of the previous type are still in the object.
-        |objects| {
-            objects[0]["spec"]["type"] = json!("ExternalName");
-            objects[0]["spec"]["externalName"] = json!("web.example.org");
-        },
-        |objects| {
-            objects[0]["spec"]["clusterIP"] = json!("None");
-            objects[0]["spec"]["clusterIPs"] = json!(["None"]);
-        },
-        |objects| {
-            objects[0]["spec"]["clusterIP"] = json!("");
-            objects[0]["spec"]["clusterIPs"] = json!([]);
-        },
-        |objects| label(&mut objects[0], "service.kubernetes.io/service-proxy-name", "another"),
-        |objects| label(&mut objects[0], "service.kubernetes.io/service-proxy-name", ""),
-    ];
-    for change in changes {
-        deployment.apply(&web);
-        assert_vips(&deployment, &[0, 1, 2, 3]);
-        deployment.apply_changed(&web, change);
-        assert_vips(&deployment, &[]);
-    }
-}
-
 /// Traffic to a load balancer with `ipMode: Proxy`, or with a host name only, leaves the cluster.
 pub fn proxying_load_balancers_get_the_traffic(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
@@ -144,34 +114,6 @@ pub fn single_stack_services_serve_one_family(backend: Backend) {
         };
         assert_answers(&cluster.client(), vips(family), &["pod-a-1"]);
         assert_closed(&cluster.client(), vips(other));
-    }
-}
-
-/// Objects from before dual stack lack some fields, and those whose first family is IPv6 have another order. The
-/// cluster IPs are the same.
-pub fn families_are_read_from_all_fields(backend: Backend) {
-    let mut deployment = Deployment::start(backend, |_| Vec::new());
-    let service = web(deployment.cluster());
-    let client = deployment.cluster().pod("pod-a-3").client();
-    let [v4, v6] = IpFamily::ALL.map(|family| vip(plan::cluster_ip(1), family));
-    type Spelling = fn(&mut Value);
-    let spellings: [(Spelling, &[SocketAddr], &[SocketAddr]); 3] = [
-        (
-            |spec| {
-                spec["clusterIPs"] = json!(["fd00:10:96::1", "10.96.0.1"]);
-                spec["clusterIP"] = json!("fd00:10:96::1");
-                spec["ipFamilies"] = json!(["IPv6", "IPv4"]);
-            },
-            &[v4, v6],
-            &[],
-        ),
-        (|spec| drop(["clusterIPs", "ipFamilies"].map(|field| spec[field].take())), &[v4], &[v6]),
-        (|spec| drop(["clusterIP", "ipFamilies"].map(|field| spec[field].take())), &[v4, v6], &[]),
-    ];
-    for (spelling, answering, closed) in spellings {
-        deployment.apply_changed(&service, |objects| spelling(&mut objects[0]["spec"]));
-        assert_answers(&client, answering.iter().copied(), &["pod-a-1"]);
-        assert_closed(&client, closed.iter().copied());
     }
 }
 
@@ -228,27 +170,6 @@ pub fn protocols_are_independent(backend: Backend) {
         deployment.apply(service);
     }
     check(&deployment, None);
-}
-
-/// Each port of a Service has its own target port.
-pub fn ports_are_independent(backend: Backend) {
-    let targets = [(80, 8080), (81, 9090), (8080, 9090), (9090, 8080)];
-    let builder = Deployment::builder(backend).cluster(Cluster::builder().ports(&[8080, 9090]));
-    let deployment = builder.start(|cluster| {
-        let service = Service::new("web").cluster_ip(plan::cluster_ip(1));
-        let service = targets.into_iter().fold(service, |service, (port, target)| service.port_all(port, target));
-        vec![service.pods([cluster.pod("pod-a-1"), cluster.pod("pod-b-1")])]
-    });
-    let client = deployment.cluster().pod("pod-a-3").client();
-    for (port, target) in targets {
-        for family in IpFamily::ALL {
-            for protocol in Protocol::ALL {
-                let to = SocketAddr::new(plan::cluster_ip(1).ip(family), port);
-                let reply = client.ask(protocol, to).unwrap_or_else(|error| panic!("{protocol} {to}: {error}"));
-                assert_eq!(reply.endpoint.port(), target, "{protocol} {to}");
-            }
-        }
-    }
 }
 
 /// Renaming a port does not affect connections through it.
@@ -358,8 +279,4 @@ fn assert_vips(deployment: &Deployment, answering: &[usize]) {
     }
     check_all(&checks);
     assert_closed(&cluster.client(), closed.into_iter().map(|(_, to)| to));
-}
-
-fn label(object: &mut Value, name: &str, value: &str) {
-    object["metadata"]["labels"][name] = json!(value);
 }

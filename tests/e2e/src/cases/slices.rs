@@ -7,45 +7,17 @@ use serde_json::{Value, json};
 use super::expect::{assert_answers, assert_closed, assert_pods};
 use crate::{
     cluster::Cluster,
-    deployment::{Backend, Deployment, TIMEOUT},
+    deployment::{Backend, Deployment},
     manifests::{Endpoint, EndpointState, Service},
     plan::{self, IpFamily},
-    traffic::Churn,
     wire::Protocol,
 };
 
 use EndpointState::{Draining, NotReady, Ready, Terminating};
 
 const PORT: u16 = 80;
-const PER_SECOND: u32 = 100;
-/// Enough to notice a gap.
-const ATTEMPTS: u64 = 60;
 
-// === several slices ===
-
-/// The endpoints of a service are those of all its slices. One that moves to another slice is served throughout.
-pub fn endpoints_of_all_slices_are_used(backend: Backend) {
-    let mut deployment = Deployment::start(backend, |_| Vec::new());
-    let cluster = deployment.cluster();
-    let [a1, a2, b1] = ["pod-a-1", "pod-a-2", "pod-b-1"].map(|name| Endpoint::of(cluster.pod(name)));
-    let client = cluster.pod("pod-a-3").client();
-    let mut apply = |slices: &[&[&Endpoint]]| apply_slices(&mut deployment, slices);
-    apply(&[&[&a1], &[&a2], &[&b1]]);
-    assert_answers(&client, vips(), &["pod-a-1", "pod-a-2", "pod-b-1"]);
-    apply(&[&[&a1], &[]]);
-    assert_answers(&client, vips(), &["pod-a-1"]);
-    let churns = vips().map(|vip| client.churn(Protocol::Tcp, vip, PER_SECOND, TIMEOUT * 3));
-    let moves: [&[&[&Endpoint]]; 4] = [&[&[&a1], &[&a1]], &[&[], &[&a1]], &[&[&a1], &[]], &[&[], &[], &[&a1]]];
-    for slices in moves {
-        apply(slices);
-        Churn::wait_for_attempts(&churns, ATTEMPTS, TIMEOUT);
-    }
-    for churn in churns {
-        let report = churn.finish();
-        assert_eq!(report.failures, []);
-        assert_eq!(report.answered_by("pod-a-1"), report.attempts);
-    }
-}
+// === the cases ===
 
 /// A slice that is labelled for another Service takes its endpoints there: the former Service loses them.
 pub fn relabelled_slice_moves_its_endpoints(backend: Backend) {
@@ -117,83 +89,6 @@ pub fn pods_may_differ_in_target_ports(backend: Backend) {
             }
         }
     }
-}
-
-// === conditions ===
-
-/// A missing `ready` or `serving` counts as true, a missing `terminating` as false. `ready` alone decides, as Services
-/// with `publishNotReadyAddresses` require.
-pub fn conditions_select_endpoints(backend: Backend) {
-    let mut deployment = Deployment::start(backend, |_| Vec::new());
-    let client = deployment.cluster().pod("pod-a-3").client();
-    let subject = Endpoint::of(deployment.cluster().pod("pod-b-1"));
-    let drains = Endpoint::of(deployment.cluster().pod("pod-b-2")).state(Draining);
-    let (ready, last_resort, out) = (&["pod-b-1"][..], &["pod-b-1", "pod-b-2"][..], &["pod-b-2"][..]);
-    for (conditions, expected) in [
-        (json!(null), ready),
-        (json!({}), ready),
-        (json!({ "ready": true }), ready),
-        (json!({ "terminating": false }), ready),
-        (json!({ "ready": null, "serving": null, "terminating": null }), ready),
-        (json!({ "ready": true, "serving": false, "terminating": false }), ready),
-        (json!({ "ready": true, "serving": false, "terminating": true }), ready),
-        (json!({ "ready": false }), out),
-        (json!({ "ready": false, "serving": true, "terminating": false }), out),
-        (json!({ "ready": false, "serving": false, "terminating": true }), out),
-        (json!({ "ready": false, "terminating": true }), last_resort),
-        (json!({ "ready": false, "serving": true, "terminating": true }), last_resort),
-    ] {
-        let service = web().endpoints([subject.clone(), drains.clone()]);
-        deployment.apply_changed(&service, |objects| {
-            objects[1..].iter_mut().for_each(|slice| slice["endpoints"][0]["conditions"] = conditions.clone());
-        });
-        let [v4, v6] = vips();
-        assert_pods(&client, Protocol::Tcp, v4, expected);
-        assert_pods(&client, Protocol::Udp, v6, expected);
-    }
-}
-
-// === what is ignored ===
-
-/// Ignored are slices of other address types and Services, ports without a number or a name, and all but the first
-/// address of an endpoint.
-pub fn unusable_slices_are_ignored(backend: Backend) {
-    let mut deployment = Deployment::start(backend, |_| Vec::new());
-    let cluster = deployment.cluster();
-    let client = cluster.pod("pod-a-3").client();
-    let (good, bad) = (web().pods([cluster.pod("pod-a-1")]), web().pods([cluster.pod("pod-b-1")]));
-    let [further4, further6] = cluster.pod("pod-b-2").address.both().map(|address| json!(address));
-    let changes: [&dyn Fn(&mut Value); 9] = [
-        &|slice| slice["addressType"] = json!("FQDN"),
-        &|slice| {
-            let other = if slice["addressType"] == "IPv4" { "IPv6" } else { "IPv4" };
-            slice["addressType"] = json!(other);
-        },
-        &|slice| slice["metadata"]["labels"]["service.kubernetes.io/headless"] = json!(""),
-        &|slice| slice["metadata"]["labels"]["kubernetes.io/service-name"] = json!("another"),
-        &|slice| slice["metadata"]["labels"] = json!({}),
-        &|slice| slice["metadata"]["namespace"] = json!("another"),
-        &|slice| each(&mut slice["ports"], |port| port["port"] = json!(null)),
-        &|slice| each(&mut slice["ports"], |port| port["name"] = json!(null)),
-        &|slice| slice["endpoints"][0]["addresses"] = json!([]),
-    ];
-    for (number, change) in changes.iter().enumerate() {
-        let mut extra = bad.objects().split_off(1);
-        for slice in &mut extra {
-            slice["metadata"]["name"] = json!(format!("bad-{number}-{}", slice["addressType"]));
-            change(slice);
-        }
-        deployment.apply_changed(&good, |objects| {
-            // Only the first address of an endpoint is used.
-            for (slice, further) in objects[1..].iter_mut().zip([&further4, &further6]) {
-                slice["endpoints"][0]["addresses"].as_array_mut().expect("a list").push(further.clone());
-            }
-            objects.extend(extra);
-        });
-        assert_answers(&client, vips(), &["pod-a-1"]);
-    }
-    deployment.apply_changed(&good, |objects| objects.truncate(1));
-    assert_closed(&client, vips());
 }
 
 /// Changes of labels, annotations and the order of endpoints write nothing to a kernel.

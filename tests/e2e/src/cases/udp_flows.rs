@@ -8,17 +8,13 @@ use std::{
     time::Duration,
 };
 
-use netlink::conntrack::ConntrackHandle;
-
 use crate::{
     client::Client,
     cluster::Cluster,
     deployment::{Backend, Deployment, TIMEOUT},
     manifests::{Endpoint, EndpointState, Service},
-    netns::Netns,
     pace::patience,
     plan::{self, IpFamily},
-    server::Server,
     traffic::{Stream, StreamReport},
     uml,
     wire::Protocol,
@@ -218,53 +214,6 @@ pub fn flows_stay_while_their_endpoint_serves(backend: Backend) {
     }
     deployment.apply(&last);
     wait_for(&flows, "pod-a-1");
-}
-
-/// The node port of a single-stack Service is served in one family. In the other one, flows to that port number belong
-/// to another program of the node.
-pub fn flows_of_the_other_family_are_kept(backend: Backend) {
-    let services = |cluster: &Cluster, pod: &str| {
-        [IpFamily::V4, IpFamily::V6].map(|family| {
-            let (number, node_port) = if family == IpFamily::V4 { (1, NODE_PORT) } else { (2, NODE_PORT + 1) };
-            let service = Service::new(&format!("web-{number}")).single_stack(plan::cluster_ip(number).ip(family));
-            service.port(Protocol::Udp, PORT, 8080).node_port(node_port).pods([cluster.pod(pod)])
-        })
-    };
-    let mut deployment = Deployment::start(backend, |cluster| services(cluster, "pod-a-1").to_vec());
-    let (cluster, node) = (deployment.cluster(), deployment.cluster().node('a'));
-    let _server = Server::start(&node.netns, &node.name, &node.address.both(), &[NODE_PORT, NODE_PORT + 1]);
-    let others = [(IpFamily::V6, NODE_PORT), (IpFamily::V4, NODE_PORT + 1)]
-        .map(|(family, port)| SocketAddr::new(node.address.ip(family), port));
-    let streams = others.map(|to| (format!("outside to {to}"), stream(&cluster.client(), to)));
-    wait_for(&streams, "node-a");
-    let served = [(IpFamily::V4, 1), (IpFamily::V6, 2)].map(|(family, number)| {
-        let to = SocketAddr::new(plan::cluster_ip(number).ip(family), PORT);
-        (format!("pod to {to}"), stream(&cluster.pod("pod-a-3").client(), to))
-    });
-    wait_for(&served, "pod-a-1");
-    let before = others.map(|to| flow_ids(&node.netns, to));
-    assert!(before.iter().all(|ids| ids.len() == 1), "{before:?}");
-    let moved = services(cluster, "pod-b-1");
-    moved.iter().for_each(|service| deployment.apply(service));
-    // The stale flows have been deleted.
-    wait_for(&served, "pod-b-1");
-    let node = deployment.cluster().node('a');
-    assert_eq!(others.map(|to| flow_ids(&node.netns, to)), before);
-}
-
-/// The ids of the UDP flows to this address, in conntrack of the namespace.
-fn flow_ids(netns: &Netns, to: SocketAddr) -> Vec<u32> {
-    let family = IpFamily::of(&to.ip());
-    netns.run(|| {
-        let mut ids = Vec::new();
-        let mut handle = ConntrackHandle::open().expect("a netlink socket");
-        let listed = handle.flows(family, proto::model::Protocol::Udp, |flow| {
-            ids.extend((flow.original.destination == to).then_some(flow.id));
-            Ok(())
-        });
-        listed.expect("the flows");
-        ids
-    })
 }
 
 // === the services ===

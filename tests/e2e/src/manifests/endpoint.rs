@@ -11,8 +11,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     address: DualStack,
-    /// `None`: the slice does not name it.
-    node: Option<String>,
+    node: String,
     zone: String,
     state: EndpointState,
     zone_hints: Vec<String>,
@@ -53,18 +52,12 @@ impl Endpoint {
     fn new(address: DualStack, node: &str, zone: &str) -> Self {
         Self {
             address,
-            node: Some(node.to_owned()),
+            node: node.to_owned(),
             zone: zone.to_owned(),
             state: EndpointState::Ready,
             zone_hints: Vec::new(),
             node_hints: Vec::new(),
         }
-    }
-
-    /// Removes the name of its node, as in a hand-written or mirrored slice.
-    pub fn without_node(mut self) -> Self {
-        self.node = None;
-        self
     }
 
     /// Sets its state.
@@ -96,11 +89,9 @@ impl Endpoint {
         let mut object = json!({
             "addresses": [self.address.ip(family)],
             "conditions": { "ready": ready, "serving": serving, "terminating": terminating },
+            "nodeName": self.node,
             "zone": self.zone,
         });
-        if let Some(node) = &self.node {
-            object["nodeName"] = json!(node);
-        }
         let named = |names: &[String]| names.iter().map(|name| json!({ "name": name })).collect::<Value>();
         if !self.zone_hints.is_empty() {
             object["hints"]["forZones"] = named(&self.zone_hints);
