@@ -14,7 +14,7 @@ use netlink::{
     conntrack::{ConntrackZone, DELETIONS_PER_SEND, Flow, Tuple},
     testing::in_netns,
 };
-use proto::model::{IpFamily, Protocol, ServicePortFailure, ServicePortKey};
+use proto::model::{IpFamily, Protocol};
 
 use super::*;
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
         testing::TestKernel,
         udp::{FLOWS_PER_SLICE, WithdrawnVips},
     },
-    testing::{StateBuilder, mk_key, mk_state},
+    testing::{StateBuilder, mk_state},
 };
 
 /// Creates a flow from this client port to port 53 of a VIP, answered by this endpoint.
@@ -127,39 +127,34 @@ impl Fixture {
     }
 
     /// What the follower and the programmer do, and waits for the cleanups.
-    fn reconcile(&mut self, state: &NodeState, failures: &[ServicePortFailure]) {
-        self.sync(true, state, failures);
+    fn reconcile(&mut self, state: &NodeState) {
+        self.sync(true, state);
     }
 
-    fn apply(&mut self, state: &NodeState, failures: &[ServicePortFailure]) {
-        self.sync(false, state, failures);
+    fn apply(&mut self, state: &NodeState) {
+        self.sync(false, state);
     }
 
-    fn sync(&mut self, is_reconcile: bool, state: &NodeState, failures: &[ServicePortFailure]) {
-        self.record(is_reconcile, state, failures);
+    fn sync(&mut self, is_reconcile: bool, state: &NodeState) {
+        self.record(is_reconcile, state);
         if let Some(requests) = &self.flows.0 {
             requests.wait_idle();
         }
     }
 
-    fn record(&self, is_reconcile: bool, state: &NodeState, failures: &[ServicePortFailure]) {
+    fn record(&self, is_reconcile: bool, state: &NodeState) {
         let Some(requests) = &self.flows.0 else { return };
         let before = requests.with(|pending| pending.state.clone());
         let departed = before.diff(state).filter_map(|change| change.departed()).collect();
         self.flows.record(|pending| pending.committed(Some(departed), &Changes::between(&before, state), state));
-        let failed: Vec<_> = failures.iter().map(|failure| failure.key.clone()).collect();
-        self.call(is_reconcile, state, &failed);
+        self.begin(is_reconcile, state);
     }
 
     /// What the programmer does.
-    fn begin(&mut self, is_reconcile: bool, state: &NodeState) {
-        self.call(is_reconcile, state, &[]);
-    }
-
-    fn call(&self, is_reconcile: bool, state: &NodeState, failed: &[ServicePortKey]) {
+    fn begin(&self, is_reconcile: bool, state: &NodeState) {
         let work = if is_reconcile { Work::Reconcile } else { Work::Apply };
         self.flows.record(|pending| self.kernel.hand(pending, state));
-        self.flows.record(|pending| self.kernel.report(pending, work, failed));
+        self.flows.record(|pending| self.kernel.report(pending, work, &[]));
     }
 
     /// Whether a frontend has confirmed the state is known without a call.
@@ -180,10 +175,10 @@ fn only_stale_flows_are_deleted() {
     in_netns(|| {
         insert_all();
         let mut fixture = Fixture::of_kernel();
-        fixture.reconcile(&dns(), &[]);
+        fixture.reconcile(&dns());
         assert_eq!(client_ports(), [1, 5, 6, 7].into());
         assert_eq!(fixture.deleted_flows(), 4);
-        fixture.reconcile(&dns(), &[]);
+        fixture.reconcile(&dns());
         assert_eq!((client_ports(), fixture.deleted_flows()), ([1, 5, 6, 7].into(), 4));
     });
 }
@@ -211,7 +206,7 @@ fn flows_to_addresses_without_node_ports_stay() {
             }
             let table = KernelFlowTable(serving.clone());
             let mut fixture = Fixture::serving(serving, ConntrackCleanup::Enabled, table, mk_state().build());
-            fixture.reconcile(&state, &[]);
+            fixture.reconcile(&state);
             let kept: BTreeSet<u16> = (1..=3).filter(|port| !deleted.contains(port)).collect();
             assert_eq!(client_ports(), kept);
         });
@@ -234,7 +229,7 @@ fn loopback_addresses_count_as_those_of_node_ports() {
         let state = mk_state().service("default/dns/udp", |dns| {
             dns.port(53).cluster_ip("10.96.0.10").node_port(53).endpoints(["10.244.1.5:53"])
         });
-        fixture.reconcile(&state.build(), &[]);
+        fixture.reconcile(&state.build());
         assert_eq!(client_ports(), [1, 4].into());
     });
 }
@@ -261,7 +256,7 @@ fn no_flow_is_deleted_before_a_frontend_confirms_the_state() {
         insert_all();
         let mut fixture = Fixture::of_kernel();
         fixture.set_confirmed(false);
-        fixture.reconcile(&dns(), &[]);
+        fixture.reconcile(&dns());
         assert_eq!(fixture.deleted_flows(), 0);
         for _ in 0..2 {
             fixture.set_confirmed(true);
@@ -276,172 +271,18 @@ fn only_changes_that_concern_udp_clean_up() {
     in_netns(|| {
         insert_all();
         let all: BTreeSet<_> = (1..=8).collect();
-        Fixture::new(ConntrackCleanup::Disabled, of_kernel()).reconcile(&dns(), &[]);
+        Fixture::new(ConntrackCleanup::Disabled, of_kernel()).reconcile(&dns());
         assert_eq!(client_ports(), all, "disabled");
         let mut fixture = Fixture::from(ConntrackCleanup::Enabled, of_kernel(), dns());
         let web = |state: StateBuilder| state.service("default/web", |web| web.cluster_ip("10.96.0.1"));
-        fixture.apply(&web(mk_dns()).build(), &[]);
+        fixture.apply(&web(mk_dns()).build());
         assert_eq!(client_ports(), all, "TCP");
         let more = |state| web(state).service("default/more/udp", |more| more.port(53).cluster_ip("10.96.0.13"));
-        fixture.apply(&more(mk_dns()).build(), &[]);
+        fixture.apply(&more(mk_dns()).build());
         assert_eq!(fixture.deleted_flows(), 4, "any UDP service port");
         insert("udp", "10.96.0.10", "10.244.1.4", 2);
-        fixture.apply(&more(mk_dns()).node_addresses(["192.168.1.2"]).build(), &[]);
+        fixture.apply(&more(mk_dns()).node_addresses(["192.168.1.2"]).build());
         assert_eq!(fixture.deleted_flows(), 5, "the node's addresses");
-    });
-}
-
-#[test]
-fn a_service_port_that_is_not_programmed_keeps_its_flows() {
-    in_netns(|| {
-        insert_all();
-        let failure = ServicePortFailure::rejected(mk_key("default/dns/udp"), "no memory");
-        let mut fixture = Fixture::of_kernel();
-        fixture.reconcile(&dns(), &[failure]);
-        assert_eq!(client_ports(), [1, 2, 3, 5, 6, 7, 8].into());
-        fixture.apply(&dns(), &[]);
-        assert_eq!(client_ports(), [1, 5, 6, 7].into(), "programmed by a later call");
-    });
-}
-
-/// A Service with each kind of VIP, at this external IP.
-fn exposed(external_ip: &'static str) -> NodeState {
-    let state = mk_state().service("default/dns/udp", |dns| {
-        let dns = dns.port(53).cluster_ip("10.96.0.10").cluster_ip("fd00:96::a").external_ip(external_ip);
-        dns.load_balancer_ip("192.0.2.1").node_port(53).endpoints(["10.244.1.5:53", "[fd00:244:1::5]:53"])
-    });
-    state.node_addresses(["172.16.0.1"]).build()
-}
-
-/// Flows to each VIP of [`exposed`], to its endpoints; those from port 101 on are not translated.
-fn insert_exposed() {
-    let vips = ["10.96.0.10", "198.51.100.1", "192.0.2.1", "172.16.0.1"];
-    for (port, vip) in (1..).zip(vips) {
-        insert("udp", vip, "10.244.1.5", port);
-    }
-    insert("udp", "fd00:96::a", "fd00:244:1::5", 5);
-}
-
-fn insert_untranslated() {
-    for (port, vip) in (101..).zip(["10.96.0.10", "198.51.100.1", "192.0.2.1", "172.16.0.1", "fd00:96::a"]) {
-        insert("udp", vip, vip, port);
-    }
-}
-
-#[test]
-fn translated_flows_end_with_their_vip() {
-    in_netns(|| {
-        insert_exposed();
-        let mut fixture = Fixture::of_kernel();
-        fixture.reconcile(&exposed("198.51.100.1"), &[]);
-        assert_eq!((client_ports(), fixture.deleted_flows()), ((1..=5).collect(), 0));
-        fixture.apply(&exposed("198.51.100.2"), &[]);
-        assert_eq!(client_ports(), [1, 3, 4, 5].into(), "another external IP");
-        let without = mk_state().node_addresses(["172.16.0.1"]).build();
-        insert_untranslated();
-        insert("tcp", "10.96.0.10", "10.244.1.5", 201);
-        fixture.apply(&without, &[]);
-        assert_eq!(client_ports(), [101, 102, 103, 104, 105, 201].into(), "the Service is deleted");
-        insert_exposed();
-        fixture.reconcile(&without, &[]);
-        assert_eq!(client_ports().len(), 11, "VIPs that other programs may use since");
-    });
-}
-
-#[test]
-fn a_reconcile_without_the_service_port_withdraws_its_vips() {
-    in_netns(|| {
-        insert_exposed();
-        let mut fixture = Fixture::of_kernel();
-        fixture.reconcile(&exposed("198.51.100.1"), &[]);
-        fixture.reconcile(&mk_state().node_addresses(["172.16.0.1"]).build(), &[]);
-        assert_eq!(client_ports(), [].into());
-    });
-}
-
-#[test]
-fn a_vip_that_another_service_port_has_is_its() {
-    in_netns(|| {
-        insert_exposed();
-        let mut fixture = Fixture::of_kernel();
-        let moved = |state: StateBuilder| {
-            state.service("default/other/udp", |other| {
-                other.port(53).cluster_ip("10.96.0.11").external_ip("198.51.100.1").endpoints(["10.244.1.6:53"])
-            })
-        };
-        fixture.reconcile(&exposed("198.51.100.1"), &[]);
-        insert("udp", "198.51.100.1", "10.244.1.6", 6);
-        fixture.apply(&moved(mk_state().node_addresses(["172.16.0.1"])).build(), &[]);
-        assert_eq!(client_ports(), [6].into());
-    });
-}
-
-#[test]
-fn a_vip_is_withdrawn_when_that_is_programmed_and_confirmed() {
-    in_netns(|| {
-        insert_exposed();
-        let mut fixture = Fixture::of_kernel();
-        fixture.reconcile(&exposed("198.51.100.1"), &[]);
-        let failure = ServicePortFailure::rejected(mk_key("default/dns/udp"), "no memory");
-        let all: BTreeSet<_> = (1..=5).collect();
-        fixture.apply(&exposed("198.51.100.2"), &[failure]);
-        assert_eq!(client_ports(), all, "not programmed");
-        fixture.set_confirmed(false);
-        fixture.requests().with(|pending| pending.put_back_udp(WithdrawnVips::new()));
-        fixture.reconcile(&exposed("198.51.100.2"), &[]);
-        assert_eq!(client_ports(), all, "not confirmed");
-        fixture.set_confirmed(true);
-        fixture.requests().wait_idle();
-        assert_eq!(client_ports(), [1, 3, 4, 5].into());
-    });
-}
-
-/// Two connections to an endpoint that departs, of which one is half-open, one to an endpoint that stays, and one that
-/// is not translated.
-#[test]
-fn half_open_connections_are_deleted_when_the_change_is_programmed_and_confirmed() {
-    in_netns(|| {
-        let vip = "10.96.0.1";
-        for (endpoint, state, port) in [
-            ("10.244.1.2", "SYN_SENT", 1),
-            ("10.244.1.2", "ESTABLISHED -u SEEN_REPLY,ASSURED", 2),
-            ("10.244.1.1", "SYN_SENT", 3),
-            (vip, "SYN_SENT", 4),
-        ] {
-            let args = format!(
-                "-I -p tcp -s 10.9.9.9 -d {vip} --sport {port} --dport 80 --timeout 600 -r {endpoint} -q 10.9.9.9 \
-                 --reply-port-src 80 --reply-port-dst {port} --state {state}"
-            );
-            let output = Command::new("conntrack").args(args.split_whitespace()).output().unwrap();
-            assert!(output.status.success(), "{args}: {}", String::from_utf8_lossy(&output.stderr));
-        }
-        let web = |endpoints: &'static [&'static str]| {
-            mk_state()
-                .service("default/web", |web| web.port(80).cluster_ip("10.96.0.1").endpoints(endpoints.iter().copied()))
-                .build()
-        };
-        let both = web(&["10.244.1.1:80", "10.244.1.2:80"]);
-        let mut fixture = Fixture::from(ConntrackCleanup::Enabled, of_kernel(), both.clone());
-        fixture.apply(&both, &[]);
-        assert_eq!(client_ports(), [1, 2, 3, 4].into(), "no change");
-        fixture.set_confirmed(false);
-        fixture.apply(&web(&["10.244.1.1:80"]), &[]);
-        assert_eq!(client_ports(), [1, 2, 3, 4].into(), "not confirmed");
-        fixture.set_confirmed(true);
-        fixture.requests().wait_idle();
-        assert_eq!(client_ports(), [2, 3].into());
-        assert_eq!(fixture.deleted_flows(), 0, "of UDP");
-    });
-}
-
-#[test]
-fn failed_cleanup_is_repeated_after_any_change() {
-    in_netns(|| {
-        insert_all();
-        let mut fixture = Fixture::from(ConntrackCleanup::Enabled, of_kernel(), dns());
-        fixture.requests().with(|pending| pending.put_back_udp(WithdrawnVips::new()));
-        fixture.apply(&dns(), &[]);
-        assert_eq!(fixture.deleted_flows(), 4);
     });
 }
 
@@ -452,7 +293,7 @@ fn more_than_a_batch_is_deleted_among_as_many_that_stay() {
         (1..=stale).for_each(|port| insert("udp", "10.96.0.10", "10.244.1.4", port));
         (stale + 1..=2 * stale).for_each(|port| insert("udp", "10.96.0.10", "10.244.1.5", port));
         let mut fixture = Fixture::of_kernel();
-        fixture.reconcile(&dns(), &[]);
+        fixture.reconcile(&dns());
         assert_eq!(fixture.deleted_flows(), u64::from(stale));
         assert_eq!(client_ports(), (stale + 1..=2 * stale).collect());
     });
@@ -541,7 +382,7 @@ fn until(condition: impl Fn() -> bool) {
 #[test]
 fn slow_cleanup_delays_no_sync_and_is_repeated_once_for_all_syncs_meanwhile() {
     let (table, permit, record) = BlockingTable::new();
-    let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
+    let fixture = Fixture::new(ConntrackCleanup::Enabled, table);
     fixture.begin(true, &dns_at("10.244.1.1:53"));
     until(|| record.lock().unwrap().0 == 1);
     for round in 0..1000 {
@@ -570,7 +411,7 @@ fn other_work_is_done_between_slices_of_a_listing() {
 #[test]
 fn a_vip_that_is_withdrawn_during_a_cleanup_is_left_to_the_next_one() {
     let (table, permit, record) = BlockingTable::new();
-    let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
+    let fixture = Fixture::new(ConntrackCleanup::Enabled, table);
     let other = |state: StateBuilder| {
         state.service("default/other/udp", |other| other.port(53).cluster_ip("10.96.0.11")).build()
     };
@@ -593,9 +434,9 @@ fn udp_flows_do_not_wait_for_half_open_connections_that_cannot_be_listed() {
     let table = BlockingTable { half_open, ..BlockingTable::new().0 };
     let fixture = Fixture::new(ConntrackCleanup::Enabled, table);
     let state = mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1"));
-    fixture.record(false, &state.build(), &[]);
+    fixture.record(false, &state.build());
     let state = mk_state().service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10"));
-    fixture.record(false, &state.build(), &[]);
+    fixture.record(false, &state.build());
     until(|| fixture.deleted_flows() == 3);
 }
 
@@ -604,7 +445,7 @@ fn a_cleanup_that_has_failed_is_repeated_without_a_change() {
     let (table, permit, record) = BlockingTable::new();
     let mut fixture = Fixture::new(ConntrackCleanup::Enabled, BlockingTable { failures: Cell::new(1), ..table });
     permit.send(()).unwrap();
-    fixture.reconcile(&dns_at("10.244.1.1:53"), &[]);
+    fixture.reconcile(&dns_at("10.244.1.1:53"));
     assert_eq!((fixture.deleted_flows(), record.lock().unwrap().0), (3, 2));
 }
 
@@ -660,11 +501,11 @@ fn changes_during_a_rest_share_a_pass() {
         dns.service("default/web", |web| web.port(80).cluster_ip("10.96.0.1").endpoints([endpoint])).build()
     };
     let begun = Instant::now();
-    fixture.record(false, &state("10.244.1.1:53"), &[]);
+    fixture.record(false, &state("10.244.1.1:53"));
     until(|| passes.lock().unwrap().len() == 2);
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     for round in 0..50 {
-        fixture.record(false, &state(["10.244.1.2:53", "10.244.1.1:53"][round % 2]), &[]);
+        fixture.record(false, &state(["10.244.1.2:53", "10.244.1.1:53"][round % 2]));
         thread::sleep(Duration::from_millis(20));
     }
     fixture.requests().wait_idle();
@@ -683,10 +524,10 @@ fn endpoints_that_are_added_list_no_tcp_connections() {
         mk_state().service("default/web", |web| web.port(80).cluster_ip("10.96.0.1").endpoints(endpoints)).build()
     };
     let mut fixture = Fixture::from(ConntrackCleanup::Enabled, table, state(&["10.244.1.1:80"]));
-    fixture.apply(&state(&["10.244.1.1:80", "10.244.1.2:80"]), &[]);
-    fixture.apply(&state(&["10.244.1.1:80", "10.244.1.2:80", "10.244.1.3:80"]), &[]);
+    fixture.apply(&state(&["10.244.1.1:80", "10.244.1.2:80"]));
+    fixture.apply(&state(&["10.244.1.1:80", "10.244.1.2:80", "10.244.1.3:80"]));
     assert_eq!(*passes.lock().unwrap(), HashMap::new());
-    fixture.apply(&state(&["10.244.1.1:80"]), &[]);
+    fixture.apply(&state(&["10.244.1.1:80"]));
     assert_eq!(*passes.lock().unwrap(), HashMap::from([(Protocol::Tcp, 1)]));
 }
 
@@ -694,17 +535,17 @@ fn endpoints_that_are_added_list_no_tcp_connections() {
 fn a_change_of_tcp_alone_lists_no_udp_flows() {
     let (table, _, record) = BlockingTable::new();
     let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
-    fixture.reconcile(&dns_at("10.244.1.1:53"), &[]);
+    fixture.reconcile(&dns_at("10.244.1.1:53"));
     let dns =
         mk_state().service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10").endpoints(["10.244.1.1:53"]));
-    fixture.apply(&dns.service("default/web", |web| web.cluster_ip("10.96.0.1")).build(), &[]);
+    fixture.apply(&dns.service("default/web", |web| web.cluster_ip("10.96.0.1")).build());
     assert_eq!(record.lock().unwrap().0, 1);
 }
 
 #[test]
 fn flow_to_an_endpoint_that_is_being_programmed_is_not_stale() {
     let (table, permit, record) = BlockingTable::new();
-    let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
+    let fixture = Fixture::new(ConntrackCleanup::Enabled, table);
     fixture.begin(true, &dns_at("10.244.1.1:53"));
     until(|| record.lock().unwrap().0 == 1);
     // The endpoint of the flows is added while the dump runs, and is not programmed yet.
@@ -718,7 +559,7 @@ fn flow_to_an_endpoint_that_is_being_programmed_is_not_stale() {
 fn a_cleanup_that_runs_when_the_state_is_rolled_back_deletes_nothing() {
     in_netns(|| {
         let (table, permit, record) = BlockingTable::new();
-        let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
+        let fixture = Fixture::new(ConntrackCleanup::Enabled, table);
         fixture.begin(true, &dns_at("10.244.1.1:53"));
         until(|| record.lock().unwrap().0 == 1);
         fixture.set_confirmed(false);
