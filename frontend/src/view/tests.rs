@@ -9,7 +9,7 @@ use proto::model::{Endpoint, NodeInfo, Protocol, ServicePortKey};
 
 use crate::{
     object::{ServiceObjectPort, SliceEndpoint, SliceObject, SlicePort},
-    testing::{NODES, ZONES, any_service, any_slice, endpoint, number, service, slice},
+    testing::{NODES, ZONES, any_service, any_slice, endpoint, service, slice},
 };
 
 use super::*;
@@ -136,20 +136,6 @@ proptest! {
 }
 
 #[test]
-fn endpoint_in_two_slices_is_one_and_not_terminating() {
-    let service = service("s", "10.96.0.1");
-    let terminating = SliceEndpoint { ready: false, terminating: true, ..endpoint("10.0.0.1", "node-0") };
-    let slices = [
-        slice("a", "s", vec![terminating.clone()]),
-        slice("b", "s", vec![endpoint("10.0.0.1", "node-1")]),
-        slice("c", "s", vec![terminating]),
-    ];
-    let view = view_of(&service, &slices);
-    assert_eq!(addresses(&view.cluster.v4.default), ["10.0.0.1"]);
-    assert_eq!(view.local.v4.nodes.keys().map(|node| &**node).collect::<Vec<_>>(), ["node-1"]);
-}
-
-#[test]
 fn established_udp_flows_keep_endpoints_that_serve() {
     let of = |protocol, endpoints: Vec<SliceEndpoint>| {
         let mut service = service("s", "10.96.0.1");
@@ -208,27 +194,6 @@ fn endpoints_are_gone_without_their_node_or_without_a_slice() {
 }
 
 #[test]
-fn terminating_endpoints_are_used_when_none_is_ready_and_ignore_hints() {
-    let service = service("s", "10.96.0.1");
-    let terminating = SliceEndpoint {
-        ready: false,
-        terminating: true,
-        zone_hints: vec!["zone-a".into()],
-        ..endpoint("10.0.0.1", "node-0")
-    };
-    let stopped = SliceEndpoint { serving: false, ..terminating.clone() };
-    let stopped = SliceEndpoint { address: "10.0.0.2".parse().unwrap(), ..stopped };
-    let view = view_of(&service, &[slice("a", "s", vec![terminating, stopped])]);
-    for zone in ["zone-a", "zone-b", ""] {
-        assert_eq!(addresses(view.cluster_pool(IpFamily::V4, "n", zone)), ["10.0.0.1"]);
-    }
-    let local = view.local_pool(IpFamily::V4, "node-0").unwrap();
-    assert!(local.iter().all(|endpoint| endpoint.terminating));
-    assert_eq!(addresses(local), ["10.0.0.1"]);
-    assert!(view.port.any_endpoints.v4);
-}
-
-#[test]
 fn ready_endpoint_without_hint_disables_hints_but_an_unready_one_does_not() {
     let service = service("s", "10.96.0.1");
     let hinted = |address, zone: &str| SliceEndpoint { zone_hints: vec![zone.into()], ..endpoint(address, "node-0") };
@@ -261,47 +226,6 @@ fn node_hints_take_precedence_only_where_they_name_the_node() {
     assert_eq!(addresses(view.cluster_pool(IpFamily::V4, "node-0", "zone-b")), ["10.0.0.1"]);
     assert_eq!(addresses(view.cluster_pool(IpFamily::V4, "other", "zone-a")), ["10.0.0.1", "10.0.0.2"]);
     assert_eq!(view.cluster_pool(IpFamily::V4, "other", "").len(), 3);
-}
-
-#[test]
-fn unused_cluster_pool_is_empty_and_the_local_pool_is_not() {
-    let mut service = service("s", "10.96.0.1");
-    service.internal_policy = TrafficPolicy::Local;
-    let slices = [slice("a", "s", vec![endpoint("10.0.0.1", "node-0")])];
-    let view = view_of(&service, &slices);
-    assert!(view.cluster_pool(IpFamily::V4, "node-0", "").is_empty());
-    assert_eq!(addresses(view.local_pool(IpFamily::V4, "node-0").unwrap()), ["10.0.0.1"]);
-    assert_eq!(view.local_pool(IpFamily::V4, "node-1"), None);
-    assert!(view.port.any_endpoints.v4);
-
-    service.ports[0].node_port = Some(number(30000));
-    let view = view_of(&service, &slices);
-    assert_eq!(addresses(view.cluster_pool(IpFamily::V4, "node-1", "")), ["10.0.0.1"]);
-}
-
-#[test]
-fn port_name_can_have_several_numbers_and_other_ports_are_ignored() {
-    let service = service("s", "10.96.0.1");
-    let mut other = slice("b", "s", vec![endpoint("10.0.0.1", "node-0"), endpoint("10.0.0.2", "node-0")]);
-    other.ports = vec![
-        SlicePort { name: "http".into(), protocol: Protocol::Tcp, port: number(9090) },
-        SlicePort { name: "http".into(), protocol: Protocol::Udp, port: number(1) },
-        SlicePort { name: "".into(), protocol: Protocol::Tcp, port: number(2) },
-    ];
-    let view = view_of(&service, &[slice("a", "s", vec![endpoint("10.0.0.1", "node-0")]), other]);
-    let pool: Vec<_> = view.cluster.v4.default.iter().map(ToString::to_string).collect();
-    assert_eq!(pool, ["10.0.0.1:8080", "10.0.0.1:9090", "10.0.0.2:9090"]);
-}
-
-#[test]
-fn ip_family_without_cluster_ip_has_no_endpoints() {
-    let service = service("s", "10.96.0.1");
-    let mut v6 = slice("a", "s", vec![endpoint("fd00::10", "node-0")]);
-    v6.family = IpFamily::V6;
-    let view = view_of(&service, &[v6]);
-    assert_eq!(view.port.any_endpoints, PerFamily { v4: false, v6: false });
-    assert_eq!(view.local, PerFamily::default());
-    assert!(view.cluster_pool(IpFamily::V6, "node-0", "").is_empty());
 }
 
 /// The address of each endpoint, and the reasons for the cluster pool and for the local pool.
