@@ -187,9 +187,6 @@ macro_rules! conformance {
             }
             source_ranges {
                 only_sources_in_a_range_connect,
-                the_node_itself_is_restricted,
-                range_of_all_addresses_lifts_the_restriction,
-                other_sources_are_dropped_also_without_endpoints,
                 range_changes_apply_at_once,
                 node_in_a_range_may_use_the_load_balancer_ip_as_source,
             }

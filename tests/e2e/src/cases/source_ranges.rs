@@ -28,82 +28,56 @@ const ATTEMPTS: u64 = 60;
 
 // === the cases ===
 
-/// Sources in a range are answered, and packets of all others are dropped. The service's other addresses, and other
-/// services, are not restricted.
+/// Sources in a range are answered, and packets of all others are dropped, also those of the node itself, which pass no
+/// prerouting hook, and without endpoints. A range of all addresses lifts the restriction, and ranges of one family do
+/// not restrict the other. The service's other addresses, and other services, are not restricted.
 pub fn only_sources_in_a_range_connect(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| {
         let near = service(cluster, 1).external_ip(plan::external_ip(1)).node_port(NODE_PORT);
-        vec![near.source_ranges(&NEAR), service(cluster, 2).source_ranges(&FAR), service(cluster, 3)]
+        vec![
+            near.source_ranges(&NEAR),
+            service(cluster, 2).source_ranges(&FAR),
+            service(cluster, 3),
+            service(cluster, 4).source_ranges(&plan::FABRIC),
+            web(5).source_ranges(&NEAR),
+            service(cluster, 6).source_ranges(&[NEAR[0], "0.0.0.0/0", NEAR[1]]),
+            service(cluster, 7).source_ranges(&[NEAR[0], "::/0", NEAR[1]]),
+            service(cluster, 8).source_ranges(&NEAR[..1]),
+            service(cluster, 9).source_ranges(&NEAR[1..]),
+        ]
     });
     let cluster = deployment.cluster();
+    let dropped = |_| Expected::Dropped;
     let mut checks = Vec::new();
-    for (number, answered, dropped) in [(1, [1, 3], [4, 8]), (2, [4, 7], [3, 8])] {
+
+    for (number, answered, others) in [(1, [1, 3], [4, 8]), (2, [4, 7], [3, 8])] {
         let ip = plan::load_balancer_ip(number);
         checks.extend(answered.into_iter().flat_map(|source| checks_from(cluster, source, ip, &answers())));
-        checks.extend(dropped.into_iter().flat_map(|source| checks_from(cluster, source, ip, &|_| Expected::Dropped)));
+        checks.extend(others.into_iter().flat_map(|source| checks_from(cluster, source, ip, &dropped)));
     }
-    let pod = cluster.pod("pod-a-3").client();
-    checks.extend(self::checks("from a pod", |_| pod.clone(), plan::load_balancer_ip(1), &|_| Expected::Dropped));
     for ip in [plan::load_balancer_ip(3), plan::cluster_ip(1), plan::external_ip(1)] {
         checks.extend(checks_from(cluster, 8, ip, &answers()));
     }
     let mut node_port = checks_from(cluster, 8, cluster.node('a').address, &answers());
     node_port.iter_mut().for_each(|check| check.to.set_port(NODE_PORT));
     checks.extend(node_port);
-    check_with_trace(cluster, &checks);
-}
 
-/// The ranges also apply to connections of the node itself, which pass no prerouting hook.
-pub fn the_node_itself_is_restricted(backend: Backend) {
-    let deployment = Deployment::start(backend, |cluster| {
-        vec![
-            service(cluster, 1).source_ranges(&NEAR),
-            service(cluster, 2).source_ranges(&plan::FABRIC),
-            web(3).source_ranges(&NEAR),
-            service(cluster, 4),
-        ]
-    });
-    let cluster = deployment.cluster();
-    let mut checks = Vec::new();
-    for (number, expected) in [
-        (1, (&|_| Expected::Dropped) as &dyn Fn(_) -> _),
-        (2, &answers()),
-        (3, &|_| Expected::Dropped),
-        (4, &answers()),
-    ] {
+    let pod = cluster.pod("pod-a-3").client();
+    checks.extend(self::checks("from a pod", |_| pod.clone(), plan::load_balancer_ip(1), &dropped));
+    for (number, expected) in [(1, &dropped as &dyn Fn(_) -> _), (3, &answers()), (4, &answers()), (5, &dropped)] {
         let ip = plan::load_balancer_ip(number);
         checks.extend(self::checks("from node-a", |_| cluster.node('a').client(), ip, expected));
     }
-    check_with_trace(cluster, &checks);
-}
 
-/// A range of all addresses lifts the restriction, and ranges of one family do not restrict the other.
-pub fn range_of_all_addresses_lifts_the_restriction(backend: Backend) {
-    let deployment = Deployment::start(backend, |cluster| {
-        vec![
-            service(cluster, 1).source_ranges(&[NEAR[0], "0.0.0.0/0", NEAR[1]]),
-            service(cluster, 2).source_ranges(&[NEAR[0], "::/0", NEAR[1]]),
-            service(cluster, 3).source_ranges(&NEAR[..1]),
-            service(cluster, 4).source_ranges(&NEAR[1..]),
-        ]
-    });
-    let mut checks = Vec::new();
-    for (number, open) in [(1, IpFamily::V4), (2, IpFamily::V6), (3, IpFamily::V6), (4, IpFamily::V4)] {
+    checks.extend(checks_from(cluster, 1, plan::load_balancer_ip(5), &|_| Expected::Refused));
+    checks.extend(checks_from(cluster, 8, plan::load_balancer_ip(5), &dropped));
+    for (number, open) in [(6, IpFamily::V4), (7, IpFamily::V6), (8, IpFamily::V6), (9, IpFamily::V4)] {
         let ip = plan::load_balancer_ip(number);
         let expected = |family| if family == open { answers()(family) } else { Expected::Dropped };
-        checks.extend(checks_from(deployment.cluster(), 1, ip, &answers()));
-        checks.extend(checks_from(deployment.cluster(), 8, ip, &expected));
+        checks.extend(checks_from(cluster, 1, ip, &answers()));
+        checks.extend(checks_from(cluster, 8, ip, &expected));
     }
-    check_all(&checks);
-}
-
-/// Without endpoints, requests from a range are rejected, and packets from other sources are still dropped.
-pub fn other_sources_are_dropped_also_without_endpoints(backend: Backend) {
-    let deployment = Deployment::start(backend, |_| vec![web(1).source_ranges(&NEAR)]);
-    let ip = plan::load_balancer_ip(1);
-    let mut checks = checks_from(deployment.cluster(), 1, ip, &|_| Expected::Refused);
-    checks.extend(checks_from(deployment.cluster(), 8, ip, &|_| Expected::Dropped));
-    check_with_trace(deployment.cluster(), &checks);
+    check_with_trace(cluster, &checks);
 }
 
 /// Ranges change under traffic: sources that are in a range before and after are not affected, nor is another service,
