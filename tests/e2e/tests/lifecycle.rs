@@ -63,40 +63,6 @@ fn only_namespaces_of_dead_runs_are_removed() {
 }
 
 #[test]
-fn clusters_run_in_parallel() {
-    let clusters = [Cluster::start(), Cluster::start()];
-    assert_ne!(clusters[0].prefix(), clusters[1].prefix());
-    for cluster in &clusters {
-        let pod = cluster.pod("pod-a-1");
-        let reply = cluster.client().tcp((pod.address.v4, 8080).into()).expect("an answer");
-        assert_eq!(reply.pod, "pod-a-1");
-    }
-}
-
-#[test]
-fn program_runs_in_its_namespace() {
-    let cluster = Cluster::builder().nodes(1).pods_per_node(0).start();
-    let node = cluster.node('a');
-    let directory = tempfile::tempdir().expect("a directory");
-    let log = directory.path().join("log");
-    let script = "ip -4 -br address show eth0; echo asked >&2; trap 'echo ending; exit 3' TERM; echo ready; \
-                  while :; do sleep 0.01; done";
-    let program = Process::spawn(&node.netns, shell(script), &log);
-    program.wait_for_line("ready", 0, TIMEOUT);
-    assert!(program.wait_for_line("eth0", 0, TIMEOUT).contains(&node.address.v4.to_string()));
-    program.wait_for_line("asked", 0, TIMEOUT);
-    assert_eq!(program.exited(), None);
-
-    let mark = program.mark();
-    assert_eq!(program.terminate().code(), Some(3));
-    assert_eq!(program.wait_for_line("ending", mark, TIMEOUT), "ending");
-    let printed = fs::read_to_string(&log).expect("the log");
-    assert_eq!(printed.lines().count(), 4, "{printed}");
-    program.signal(Signal::SIGTERM);
-    assert_eq!(program.kill().code(), Some(3), "the status does not change");
-}
-
-#[test]
 fn ended_and_dropped_programs_are_detected() {
     let cluster = Cluster::builder().nodes(1).pods_per_node(0).start();
     let directory = tempfile::tempdir().expect("a directory");

@@ -30,7 +30,6 @@ mod setup;
 mod shadow;
 mod status;
 mod tls;
-mod tokens;
 mod tools;
 mod traffic;
 mod upgrade;

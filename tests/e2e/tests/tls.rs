@@ -126,12 +126,3 @@ fn certificates_grant_access_to_their_own_node() {
     assert!(line.contains("node node-b may not follow node node-a"), "{line}");
     assert!(line.contains("--node-name"), "{line}");
 }
-
-#[test]
-fn frontend_with_a_broken_key_does_not_start() {
-    let fixture = Fixture::new();
-    let key = fixture.path("frontend.key");
-    fs::write(&key, "nonsense").expect("a file");
-    let wanted = format!("--tls-key {}", key.display());
-    assert_eq!(fixture.run_to_end("frontend", fixture.frontend(), &wanted).0, CommandResult::Failure);
-}
