@@ -128,12 +128,6 @@ async fn starts_with_all_objects() {
 }
 
 #[tokio::test]
-async fn empty_directory_is_an_empty_cluster() {
-    let (_fixture, initial) = Fixture::new(&[]).await;
-    assert_eq!(initial, ObjectKind::ALL.map(|kind| SourceUpdate::Replace(kind, vec![])));
-}
-
-#[tokio::test]
 async fn missing_directory_is_an_error() {
     let top = TempDir::new().unwrap();
     fs::write(top.path().join("file"), "").unwrap();
@@ -176,15 +170,6 @@ async fn edits() {
 }
 
 #[tokio::test]
-async fn each_edit_is_delivered() {
-    let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x"))]).await;
-    for n in 0..50 {
-        fixture.write("a.yaml", &node("n1", &format!("z{n}")));
-        assert_eq!(fixture.next_summary().await, format!("n1 in z{n}"));
-    }
-}
-
-#[tokio::test]
 async fn partially_written_file_is_not_read() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &(node("n1", "x") + &node("n2", "x")))]).await;
     let mut file = fs::File::create(fixture.path("a.yaml")).unwrap();
@@ -222,15 +207,6 @@ async fn editor_that_renames_the_old_file_deletes_nothing() {
 }
 
 #[tokio::test]
-async fn invalid_file_is_read_again_when_fixed() {
-    let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x"))]).await;
-    fixture.write("a.yaml", "{");
-    fixture.assert_no_update().await;
-    fixture.write("a.yaml", &(node("n1", "x") + &node("n2", "x")));
-    assert_eq!(fixture.next_summary().await, "n2 in x");
-}
-
-#[tokio::test]
 async fn config_map_volume_is_updated() {
     let top = TempDir::new().unwrap();
     let directory = top.path().join("m");
@@ -247,13 +223,6 @@ async fn config_map_volume_is_updated() {
     publish("..2", "w");
     fs::remove_dir_all(directory.join("..1")).unwrap();
     assert_eq!(fixture.next_summary().await, "n1 in w");
-}
-
-#[tokio::test]
-async fn removed_directory_keeps_its_objects() {
-    let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x"))]).await;
-    fs::remove_dir_all(fixture.path("")).unwrap();
-    assert!(timeout(10 * REMOVAL_DELAY, fixture.updates.recv()).await.is_err());
 }
 
 #[tokio::test]

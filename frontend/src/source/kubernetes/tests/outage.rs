@@ -1,6 +1,6 @@
 //! An API server that is gone for some time, in simulated time: how soon after its return the frontend has changes.
 
-use fake_api_server::{ApiServer, Fault, RequestKind};
+use fake_api_server::{ApiServer, Fault};
 use tokio::time::{Instant, sleep};
 
 use super::*;
@@ -100,23 +100,4 @@ async fn frontend_that_starts_during_an_outage_lists_soon_after_it() {
         }
         assert!(returned.elapsed() <= BACK, "{:?} after {outage} s", returned.elapsed());
     }
-}
-
-/// A server that lists pages, and answers every watch and streaming list with 410.
-#[tokio::test(start_paused = true)]
-async fn watches_that_always_expire_cause_a_limited_number_of_lists() {
-    let server = server();
-    let mut fixture = Fixture::on(server.address(), server, Deadlines::default());
-    fixture.next_of(ObjectKind::Node).await;
-    fixture.server.set_faults(Resource::Node, |faults| {
-        (faults.streaming, faults.watches) = (false, Some(Fault::Refuse(410)));
-    });
-    fixture.server.cut_watches();
-    let end = Instant::now() + Duration::from_secs(600);
-    while Instant::now() < end {
-        sleep(Duration::from_secs(1)).await;
-        while fixture.updates.try_recv().is_ok() {}
-    }
-    let lists = fixture.server.requests(Resource::Node, RequestKind::List);
-    assert!((30..=130).contains(&lists), "{lists} lists in ten minutes");
 }

@@ -32,32 +32,6 @@ async fn ended_watch_is_resumed() {
     assert_eq!(fixture.next_summary().await, "n1 in y");
 }
 
-/// A server accepts a watch after a version of its future, and is silent until it gets there.
-#[tokio::test]
-async fn restored_server_is_listed_again() {
-    let (mut fixture, mut watch) = Fixture::on_nodes(deadlines(), &[node("n1", "x", "1")]).await;
-    watch.send("ADDED", &node("n2", "x", "12")).await;
-    assert_eq!(fixture.next_summary().await, "n2 in x");
-    fixture.server.set_current_version(Ok("11"));
-    drop(watch);
-    let _silent = fixture.server.watch(ObjectKind::Node, "12").await;
-    fixture.server.stream(ObjectKind::Node, "11", &[node("n1", "x", "1")]).await;
-    assert_eq!(fixture.next_summary().await, "all Node: n1 in x");
-}
-
-#[tokio::test]
-async fn restored_server_is_listed_again_when_it_answers_lists() {
-    let (mut fixture, watch) = Fixture::on_nodes(deadlines(), &[node("n1", "x", "1")]).await;
-    fixture.server.set_current_version(Err(503));
-    drop(watch);
-    let mut watch = fixture.server.watch(ObjectKind::Node, "10").await;
-    watch.send("ADDED", &node("n2", "x", "11")).await;
-    assert_eq!(fixture.next_summary().await, "n2 in x");
-    fixture.server.set_current_version(Ok("9"));
-    fixture.server.stream(ObjectKind::Node, "9", &[]).await;
-    assert_eq!(fixture.next_summary().await, "all Node: ");
-}
-
 /// RBAC may allow `watch` but not `list`.
 #[tokio::test]
 async fn watch_is_resumed_where_lists_are_not_allowed() {
@@ -209,31 +183,6 @@ async fn watch_without_response_times_out() {
     let mut watch = fixture.server.watch(ObjectKind::Node, "10").await;
     watch.send("ADDED", &node("n1", "x", "11")).await;
     assert_eq!(fixture.next_summary().await, "n1 in x");
-}
-
-/// The server accepts each watch, ends it in order, and delivers no changes.
-#[tokio::test]
-async fn changes_that_watches_miss_are_listed() {
-    // In real time: watches are resumed at once, and simulated time does not pass meanwhile.
-    let silence = Duration::from_millis(100);
-    let short = Deadlines { watch: Duration::ZERO, silence, ..deadlines() };
-    let (mut fixture, mut watch) = Fixture::on_nodes(short, &[node("n1", "x", "1")]).await;
-    loop {
-        drop(watch);
-        let mut call = fixture.server.call(ObjectKind::Node).await;
-        if call.metadata_only {
-            call.list("15", &[node("n1", "y", "15")], None);
-            call = fixture.server.call(ObjectKind::Node).await;
-        }
-        if call.query.contains("sendInitialEvents") {
-            let mut watch = call.stream();
-            watch.send("ADDED", &node("n1", "y", "15")).await;
-            watch.initial_events_end(ObjectKind::Node, "15").await;
-            break;
-        }
-        watch = call.watch();
-    }
-    assert_eq!(fixture.next_summary().await, "all Node: n1 in y");
 }
 
 /// RBAC may allow `list` but not `watch`.

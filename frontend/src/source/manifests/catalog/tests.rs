@@ -224,13 +224,3 @@ fn only_regular_files_are_read() {
     assert_eq!(updates, Vec::<String>::new());
     assert_eq!(problems, ["a.yaml: not a regular file; its last objects stay"]);
 }
-
-#[test]
-fn links_are_followed() {
-    let mut fixture = Fixture::new();
-    let elsewhere = TempDir::new().unwrap();
-    fs::write(elsewhere.path().join("real"), node("n1", "x")).unwrap();
-    symlink(elsewhere.path().join("real"), fixture.path("a.yaml")).unwrap();
-    symlink("/does/not/exist", fixture.path("b.yaml")).unwrap();
-    assert_eq!(fixture.changes(), only("n1 in x"));
-}
