@@ -17,15 +17,15 @@ use hyper_util::rt::TokioIo;
 use proto::v1::{self, client_message, fairlead_client::FairleadClient, server_message};
 use runtime::Trigger;
 use tokio::{net::UnixStream, sync::mpsc, task::JoinHandle, time::timeout};
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
-    Code, Status, Streaming,
+    Code,
     transport::{Channel, Endpoint},
 };
 
 use crate::{
-    cluster::{ack, cluster_on, hello, is_numbered, service, slice_on},
+    cluster::{ack, cluster_on, hello, service, slice_on},
     running::RunningFrontend,
+    stream::Stream,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -40,13 +40,6 @@ struct Server {
     serving: JoinHandle<anyhow::Result<()>>,
     channel: Channel,
     directory: tempfile::TempDir,
-}
-
-struct Stream {
-    messages: mpsc::Sender<v1::ClientMessage>,
-    answers: Streaming<v1::ServerMessage>,
-    /// The number of the last commit or bookmark.
-    number: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -102,9 +95,7 @@ impl Server {
     }
 
     async fn hello(&self, hello: v1::Hello) -> Stream {
-        let stream = Stream::open(self.channel.clone()).await;
-        stream.send(client_message::Message::Hello(hello)).await;
-        stream
+        Stream::hello(self.channel.clone(), hello).await.unwrap()
     }
 
     async fn status(&self) -> v1::StatusResponse {
@@ -113,59 +104,13 @@ impl Server {
     }
 }
 
-impl Stream {
-    async fn open(channel: Channel) -> Self {
-        Self::of(FairleadClient::new(channel)).await
-    }
-
-    async fn of(mut client: FairleadClient<Channel>) -> Self {
-        let (messages, receiver) = mpsc::channel(4);
-        let answers = client.watch(ReceiverStream::new(receiver)).await.unwrap().into_inner();
-        Self { messages, answers, number: 0 }
-    }
-
-    async fn send(&self, message: client_message::Message) {
-        self.messages.send(v1::ClientMessage { message: Some(message) }).await.unwrap();
-    }
-
-    async fn next(&mut self) -> Result<Option<server_message::Message>, Status> {
-        let answer = timeout(TIMEOUT, self.answers.message()).await.expect("no answer");
-        let message = answer?.and_then(|answer| answer.message);
-        self.number += u64::from(message.as_ref().is_some_and(is_numbered));
-        Ok(message)
-    }
-
-    /// Acknowledges the last commit or bookmark.
-    async fn ack(&self) {
-        self.send(client_message::Message::Ack(ack(self.number))).await;
-    }
-
-    async fn expect_rejected(mut self) -> Status {
-        self.next().await.expect_err("not rejected")
-    }
-
-    /// Receives everything up to a commit, and acknowledges it.
-    async fn commit(&mut self) -> Vec<v1::Batch> {
-        let mut batches: Vec<v1::Batch> = Vec::new();
-        while batches.last().is_none_or(|batch| !batch.commit) {
-            match self.next().await.unwrap().unwrap() {
-                server_message::Message::Batch(batch) => batches.push(batch),
-                server_message::Message::Welcome(_) => {}
-                other => panic!("{other:?}"),
-            }
-        }
-        self.ack().await;
-        batches
-    }
-
-    /// The next batch, which must commit; bookmarks before it are acknowledged.
-    async fn change(&mut self) -> v1::Batch {
-        loop {
-            match self.next().await.unwrap().unwrap() {
-                server_message::Message::Batch(batch) if batch.commit => return batch,
-                server_message::Message::Bookmark(_) => self.ack().await,
-                other => panic!("{other:?}"),
-            }
+/// The next batch, which must commit; bookmarks before it are acknowledged.
+async fn change(stream: &mut Stream) -> v1::Batch {
+    loop {
+        match stream.next().await.unwrap().unwrap() {
+            server_message::Message::Batch(batch) if batch.commit => return batch,
+            server_message::Message::Bookmark(_) => drop(stream.ack().await),
+            other => panic!("{other:?}"),
         }
     }
 }
@@ -191,7 +136,7 @@ async fn streams_receive_changes_over_both_transports() {
 async fn other_protocol_version_is_rejected() {
     let server = Server::of(1).await;
     let newer = v1::Hello { protocol_version: 2, ..hello("node-1") };
-    let status = server.hello(newer).await.expect_rejected().await;
+    let status = server.hello(newer).await.rejected().await;
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert_eq!(
         status.message(),
@@ -202,7 +147,7 @@ async fn other_protocol_version_is_rejected() {
 #[tokio::test]
 async fn hello_without_a_node_is_rejected() {
     let server = Server::of(1).await;
-    let status = server.hello(hello("")).await.expect_rejected().await;
+    let status = server.hello(hello("")).await.rejected().await;
     assert_eq!(status.code(), Code::InvalidArgument);
     assert_eq!(status.message(), "hello.node: is empty: set the name of the node");
 }
@@ -213,7 +158,7 @@ async fn protocol_error_ends_the_stream_with_a_status() {
     let mut stream = server.hello(hello("node-1")).await;
     stream.commit().await;
     stream.send(client_message::Message::Hello(hello("node-1"))).await;
-    let status = stream.expect_rejected().await;
+    let status = stream.rejected().await;
     assert_eq!(
         (status.code(), status.message()),
         (Code::InvalidArgument, "a second Hello on one stream: open another stream instead")
@@ -224,7 +169,7 @@ async fn protocol_error_ends_the_stream_with_a_status() {
 async fn client_without_hello_is_rejected() {
     let config = Config { hello_deadline: Duration::from_millis(50), ..Config::default() };
     let server = Server::start(Transport::Tcp, config, cluster(1)).await;
-    let status = Stream::open(server.channel.clone()).await.expect_rejected().await;
+    let status = Stream::open(server.channel.clone()).await.rejected().await;
     assert_eq!(
         (status.code(), status.message()),
         (Code::DeadlineExceeded, "no Hello within 50ms: send Hello as soon as the stream is open")
@@ -243,9 +188,7 @@ async fn client_that_does_not_read_does_not_delay_others() {
     let mut stuck = Vec::new();
     for _ in 0..3 {
         let channel = unix_channel(server.socket()).await;
-        let stream = Stream::open(channel).await;
-        stream.send(client_message::Message::Hello(hello("node-1"))).await;
-        stuck.push(stream);
+        stuck.push(Stream::hello(channel, hello("node-1")).await.unwrap());
     }
     let mut stream = server.hello(hello("node-2")).await;
     stream.commit().await;

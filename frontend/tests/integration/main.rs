@@ -6,5 +6,6 @@ mod grpc;
 mod hostile;
 mod replica;
 mod running;
+mod stream;
 mod tls;
 mod transport;

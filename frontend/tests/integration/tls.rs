@@ -12,7 +12,7 @@ use proto::v1::Role;
 use tonic::{Code, Status};
 
 use self::{certificates::Authority, server::Server};
-use crate::{running, transport};
+use crate::{running, stream, transport};
 
 #[track_caller]
 fn assert_rejected<T>(answer: Result<T, Status>, code: Code, parts: &[&str]) {

@@ -13,7 +13,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::{Instant, sleep, timeout},
 };
-use tonic::codec::CompressionEncoding;
+use tonic::{codec::CompressionEncoding, metadata::MetadataMap};
 
 use super::{RunningFrontend, Server, Stream, TIMEOUT, Transport, cluster, hello, slice};
 
@@ -82,10 +82,10 @@ async fn scrape_reflects_activity() {
     server.updates.send(SourceUpdate::Apply(slice(1, 6))).await.unwrap();
     streams[0].commit().await;
     streams[1].commit().await;
-    server.hello(v1::Hello { protocol_version: 99, ..hello("node-3") }).await.expect_rejected().await;
-    server.hello(hello("node_4")).await.expect_rejected().await;
+    server.hello(v1::Hello { protocol_version: 99, ..hello("node-3") }).await.rejected().await;
+    server.hello(hello("node_4")).await.rejected().await;
     streams[1].send(client_message::Message::Hello(hello("node-2"))).await;
-    streams.pop().unwrap().expect_rejected().await;
+    streams.pop().unwrap().rejected().await;
 
     let samples = samples(address).await;
     let value = |name: &str| *samples.get(name).unwrap_or_else(|| panic!("no {name} in {samples:#?}"));
@@ -115,8 +115,7 @@ async fn large_batches_are_compressed_for_clients_that_accept_it() {
         let address = serve_metrics(&server.frontend, shutdown).await;
         let client = FairleadClient::new(server.channel.clone());
         let client = if accepts_gzip { client.accept_compressed(CompressionEncoding::Gzip) } else { client };
-        let mut stream = Stream::of(client).await;
-        stream.send(client_message::Message::Hello(hello("node-1"))).await;
+        let mut stream = Stream::of(client, MetadataMap::new(), hello("node-1")).await.unwrap();
         let operations: Vec<_> = stream.commit().await.into_iter().flat_map(|batch| batch.operations).collect();
         snapshots.push((operations, samples(address).await["sent_bytes_total"]));
     }
@@ -134,7 +133,7 @@ async fn scrapes_within_a_second_are_equal() {
     loop {
         let begun = Instant::now();
         let first = get(address, "/metrics").await.body;
-        server.hello(v1::Hello { protocol_version: 99, ..hello("node-1") }).await.expect_rejected().await;
+        server.hello(v1::Hello { protocol_version: 99, ..hello("node-1") }).await.rejected().await;
         let second = get(address, "/metrics").await.body;
         let is_in_time = begun.elapsed() < MAX_AGE;
         sleep(MAX_AGE).await;

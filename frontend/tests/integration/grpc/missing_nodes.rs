@@ -77,7 +77,7 @@ async fn facts(stream: &mut Stream) -> v1::NodeInfo {
                     }
                 }
             }
-            Some(server_message::Message::Bookmark(_)) => stream.ack().await,
+            Some(server_message::Message::Bookmark(_)) => drop(stream.ack().await),
             other => panic!("{other:?}"),
         }
     }

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use fairlead_frontend::{Config, StreamStats, object::SourceUpdate};
-use proto::v1::{self, client_message, server_message};
+use proto::v1::{self, server_message};
 use tokio::time::{sleep, timeout};
 
-use super::{Server, Stream, TIMEOUT, Transport, cluster, hello, slice, unix_channel};
+use super::{Server, Stream, TIMEOUT, Transport, change, cluster, hello, slice, unix_channel};
 
 /// More than the flow-control window of a client that does not read, which is 2 MiB.
 const SERVICES: u8 = 200;
@@ -24,9 +24,7 @@ async fn stuck(server: &Server) -> Stream {
 }
 
 async fn stuck_on(server: &Server, node: &str) -> Stream {
-    let stream = Stream::open(unix_channel(server.socket()).await).await;
-    stream.send(client_message::Message::Hello(hello(node))).await;
-    stream
+    Stream::hello(unix_channel(server.socket()).await, hello(node)).await.unwrap()
 }
 
 async fn until(server: &Server, wanted: impl Fn(StreamStats) -> bool) -> StreamStats {
@@ -64,10 +62,8 @@ async fn streams_of_one_node_take_one_permit() {
     let server = Server::start(Transport::Unix, config(2), cluster(SERVICES)).await;
     let mut streams = Vec::new();
     for role in [v1::Role::Backend, v1::Role::Observer, v1::Role::Shadow] {
-        let stream = Stream::open(unix_channel(server.socket()).await).await;
         let hello = v1::Hello { role: role.into(), ..hello("node-1") };
-        stream.send(client_message::Message::Hello(hello)).await;
-        streams.push(stream);
+        streams.push(Stream::hello(unix_channel(server.socket()).await, hello).await.unwrap());
     }
     let stats = until(&server, |stats| stats.rebuilds == 3).await;
     assert_eq!((stats.rebuilds_running, stats.rebuilds_waiting), (1, 0));
@@ -128,7 +124,7 @@ async fn resume_and_changes_do_not_wait() {
     assert!(matches!(bookmark, Some(server_message::Message::Bookmark(_))), "{bookmark:?}");
     again.ack().await;
     server.updates.send(SourceUpdate::Apply(slice(7, 900))).await.unwrap();
-    assert_eq!(again.change().await.operations.len(), 1);
+    assert_eq!(change(&mut again).await.operations.len(), 1);
 }
 
 #[tokio::test]
@@ -147,7 +143,7 @@ async fn chunks_for_all_nodes_are_encoded_once() {
     assert_eq!(all.chunks_encoded, first.chunks_encoded + 4, "only the facts about each node");
     server.updates.send(SourceUpdate::Apply(slice(7, 900))).await.unwrap();
     for stream in &mut streams {
-        assert_eq!(stream.change().await.operations.len(), 1);
+        assert_eq!(change(stream).await.operations.len(), 1);
     }
     let changed = server.frontend.stream_stats();
     assert_eq!((changed.chunks_encoded - all.chunks_encoded, changed.chunks_sent - all.chunks_sent), (1, 5));

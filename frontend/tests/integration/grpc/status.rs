@@ -70,12 +70,7 @@ fn wait(until_revision: u64, wait: Duration) -> v1::StatusRequest {
 
 /// Receives everything up to a commit, without acknowledging it.
 async fn receive(stream: &mut Stream) -> u64 {
-    loop {
-        let Some(v1::server_message::Message::Batch(batch)) = stream.next().await.unwrap() else { continue };
-        if batch.commit {
-            return batch.target_revision;
-        }
-    }
+    stream.receive().await.unwrap().last().unwrap().target_revision
 }
 
 async fn ack(stream: &Stream, failures: Vec<v1::ServicePortFailure>) {
@@ -252,7 +247,7 @@ async fn message_that_cannot_be_read_ends_the_stream_with_an_error() {
     receive(&mut stream).await;
     let failure = v1::ServicePortFailure { reason: "x".repeat(2 << 20), ..v1::ServicePortFailure::default() };
     ack(&stream, vec![failure]).await;
-    let rejected = stream.expect_rejected().await;
+    let rejected = stream.rejected().await;
     assert_eq!(rejected.code(), Code::OutOfRange, "{rejected}");
     let status = until(&server, |status| !of(status, "node-1").last_error.is_empty()).await;
     assert_eq!(of(&status, "node-1").last_error, rejected.message());

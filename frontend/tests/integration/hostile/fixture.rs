@@ -10,29 +10,23 @@ use fairlead_frontend::{
     Config, Frontend, Listener, StreamStats,
     object::{ParsedObject, SourceUpdate},
 };
-use proto::v1::{
-    self, client_message::Message as ClientMessage, fairlead_client::FairleadClient, server_message::Message,
-};
+use proto::v1::{self, fairlead_client::FairleadClient};
 use runtime::Trigger;
 use tokio::{
     net::TcpSocket,
     sync::mpsc,
     time::{sleep, timeout},
 };
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{
-    Status, Streaming,
-    transport::{Channel, Endpoint},
-};
+use tonic::transport::{Channel, Endpoint};
 
 use super::{
     TIMEOUT,
     client::Client,
-    cluster::{ack, cluster_on, is_numbered, slice_on},
+    cluster::{cluster_on, slice_on},
     running::RunningFrontend,
     transport::{self, ReadRate},
 };
-pub(crate) use crate::cluster::hello;
+pub(crate) use crate::{cluster::hello, stream::Stream};
 
 /// The node of all endpoints, which no misbehaving client follows.
 const ENDPOINT_NODE: &str = "elsewhere";
@@ -53,14 +47,6 @@ pub(crate) struct Server {
     pub(crate) updates: mpsc::Sender<SourceUpdate>,
     pub(crate) address: SocketAddr,
     _trigger: Trigger,
-}
-
-/// A client's end of a stream.
-pub(crate) struct Stream {
-    pub(crate) messages: mpsc::Sender<v1::ClientMessage>,
-    pub(crate) answers: Streaming<v1::ServerMessage>,
-    /// The number of the last commit or bookmark.
-    pub(crate) number: u64,
 }
 
 /// How long a round took without misbehaving clients.
@@ -155,47 +141,5 @@ impl Server {
             }
         };
         timeout(TIMEOUT, reached).await.expect("wrong number of streams");
-    }
-}
-
-impl Stream {
-    pub(crate) async fn hello(channel: Channel, hello: v1::Hello) -> Result<Self, Status> {
-        let (messages, receiver) = mpsc::channel(4);
-        let hello = v1::ClientMessage { message: Some(ClientMessage::Hello(hello)) };
-        messages.send(hello).await.unwrap();
-        let answers = FairleadClient::new(channel).watch(ReceiverStream::new(receiver)).await?.into_inner();
-        Ok(Self { messages, answers, number: 0 })
-    }
-
-    /// Sends a message. Returns whether the stream is still open.
-    pub(crate) async fn send(&self, message: ClientMessage) -> bool {
-        self.messages.send(v1::ClientMessage { message: Some(message) }).await.is_ok()
-    }
-
-    pub(crate) async fn ack(&self, number: u64) -> bool {
-        self.send(ClientMessage::Ack(ack(number))).await
-    }
-
-    pub(crate) async fn next(&mut self) -> Result<Option<Message>, Status> {
-        let answer = timeout(TIMEOUT, self.answers.message()).await.expect("no answer");
-        let message = answer?.and_then(|answer| answer.message);
-        self.number += u64::from(message.as_ref().is_some_and(is_numbered));
-        Ok(message)
-    }
-
-    /// Receives everything up to a commit, without acknowledging it, and returns its revision.
-    pub(crate) async fn commit(&mut self) -> Result<u64, Status> {
-        loop {
-            match self.next().await?.expect("the stream ended") {
-                Message::Batch(batch) if batch.commit => return Ok(batch.target_revision),
-                _ => {}
-            }
-        }
-    }
-
-    /// Discards messages until the stream ends, and returns how it ends.
-    pub(crate) async fn ends(&mut self) -> Result<(), Status> {
-        while self.next().await?.is_some() {}
-        Ok(())
     }
 }

@@ -19,12 +19,12 @@ async fn too_many_repeated_acks_end_the_stream() {
     for number in 0..BAD_CLIENTS {
         let mut stream = server.hello(hello(&format!("bad-{number}"))).await;
         bad.push(tokio::spawn(async move {
-            stream.commit().await.unwrap();
+            stream.receive().await.unwrap();
             let mut sent = 0;
-            while stream.ack(stream.number).await {
+            while stream.ack().await {
                 sent += 1;
             }
-            (sent, stream.ends().await.unwrap_err())
+            (sent, stream.rejected().await)
         }));
     }
     server.check_round(&mut good, &baseline).await;
@@ -41,12 +41,13 @@ async fn too_many_repeated_acks_end_the_stream() {
 async fn few_repeated_acks_are_allowed() {
     let server = Server::start(Config::default(), 5).await;
     let mut stream = server.hello(hello("node")).await;
-    let revision = stream.commit().await.unwrap();
+    let before = stream.receive().await.unwrap();
     for _ in 0..60 {
-        assert!(stream.ack(stream.number).await);
+        assert!(stream.ack().await);
     }
     server.updates.send(SourceUpdate::Apply(slice(1, 7))).await.unwrap();
-    assert!(stream.commit().await.unwrap() > revision);
+    let after = stream.receive().await.unwrap();
+    assert!(after[0].target_revision > before[0].target_revision);
 }
 
 #[tokio::test]
@@ -57,13 +58,14 @@ async fn acks_of_unsent_messages_end_the_stream() {
     let mut bad = Vec::new();
     for number in 0..BAD_CLIENTS {
         let mut stream = server.hello(hello(&format!("bad-{number}"))).await;
-        stream.commit().await.unwrap();
-        assert!(stream.ack(stream.number + 1000).await);
+        stream.commit().await;
+        stream.number += 1000;
+        assert!(stream.ack().await);
         bad.push(stream);
     }
     server.check_round(&mut good, &baseline).await;
     for mut stream in bad {
-        let status = stream.ends().await.unwrap_err();
+        let status = stream.rejected().await;
         assert_eq!(status.code(), Code::InvalidArgument, "{status}");
     }
     server.until_streams(1).await;
@@ -94,10 +96,10 @@ async fn calls_reset_at_once_do_not_delay_others() {
 #[tokio::test]
 async fn long_names_are_rejected_or_truncated() {
     let server = Server::start(Config::default(), 5).await;
-    let status = server.hello(hello(&"n".repeat(300))).await.ends().await.unwrap_err();
+    let status = server.hello(hello(&"n".repeat(300))).await.rejected().await;
     assert_eq!(status.code(), Code::InvalidArgument, "{status}");
     let backend = "b".repeat(100_000);
     let mut stream = server.hello(v1::Hello { backend, ..hello("node") }).await;
-    stream.commit().await.unwrap();
+    stream.receive().await.unwrap();
     assert_eq!(server.status().await.nodes[0].backend.len(), 64);
 }

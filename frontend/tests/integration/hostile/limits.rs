@@ -28,7 +28,7 @@ async fn stream_starts_of_a_node_are_limited() {
                 let Ok(channel) = endpoint.connect().await else { continue };
                 // All clients claim to be one node.
                 if let Ok(mut stream) = Stream::hello(channel, hello("bad")).await {
-                    let _ = timeout(Duration::from_millis(50), stream.commit()).await;
+                    let _ = timeout(Duration::from_millis(50), stream.receive()).await;
                 }
                 sleep(Duration::from_millis(1)).await;
             }
@@ -51,18 +51,18 @@ async fn streams_of_a_node_are_limited() {
     let mut streams = Vec::new();
     for _ in 0..4 {
         let mut stream = server.hello(hello("node")).await;
-        stream.commit().await.unwrap();
+        stream.receive().await.unwrap();
         streams.push(stream);
     }
-    let status = server.hello(hello("node")).await.ends().await.unwrap_err();
+    let status = server.hello(hello("node")).await.rejected().await;
     assert_eq!(
         (status.code(), status.message()),
         (Code::ResourceExhausted, "this node already has 4 streams in this role, which is the limit: close one first")
     );
-    server.hello(hello("other")).await.commit().await.unwrap();
+    server.hello(hello("other")).await.receive().await.unwrap();
     streams.pop();
     server.until_streams(3).await;
-    server.hello(hello("node")).await.commit().await.unwrap();
+    server.hello(hello("node")).await.receive().await.unwrap();
 }
 
 #[tokio::test]
@@ -73,11 +73,11 @@ async fn calls_of_a_connection_are_limited() {
     for number in 0..16 {
         let stream = Stream::hello(channel.clone(), hello(&format!("node-{number}")));
         let mut stream = timeout(TIMEOUT, stream).await.unwrap().unwrap();
-        stream.commit().await.unwrap();
+        stream.receive().await.unwrap();
         streams.push(stream);
     }
     let mut next = Box::pin(Stream::hello(channel, hello("node-16")));
     assert!(timeout(Duration::from_millis(200), &mut next).await.is_err());
     streams.clear();
-    timeout(TIMEOUT, next).await.unwrap().unwrap().commit().await.unwrap();
+    timeout(TIMEOUT, next).await.unwrap().unwrap().receive().await.unwrap();
 }

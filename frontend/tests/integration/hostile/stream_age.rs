@@ -38,7 +38,7 @@ async fn old_stream_ends_although_the_client_ignores_drain() {
     let server = Server::start(config(), 20).await;
     let mut good = Client::join(&server, "node").await;
     good.drained().await;
-    let status = good.stream.ends().await.unwrap_err();
+    let status = good.stream.rejected().await;
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(status.message().starts_with("the stream is too old"), "{status}");
     server.until_streams(0).await;
@@ -53,5 +53,5 @@ async fn old_stream_ends_although_the_client_does_not_read() {
     server.until_streams(0).await;
     // The status of the call, if the client reads it before its connection is closed.
     let mut stream = stream.await.unwrap().unwrap();
-    stream.ends().await.unwrap_err();
+    stream.rejected().await;
 }

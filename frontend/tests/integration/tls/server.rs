@@ -12,7 +12,7 @@ use fairlead_frontend::{
     identity::{Authenticator, AuthnOptions},
     object::{ObjectKind, SourceUpdate},
 };
-use proto::v1::{self, client_message, fairlead_client::FairleadClient, server_message};
+use proto::v1::{self, fairlead_client::FairleadClient, server_message};
 use runtime::Trigger;
 use rustls::{
     ClientConfig, RootCertStore,
@@ -20,17 +20,17 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
     version::TLS13,
 };
-use tokio::{net::TcpStream, sync::mpsc, time::timeout};
+use tokio::{net::TcpStream, sync::mpsc};
 use tokio_rustls::{TlsConnector, client::TlsStream};
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
-    Request, Status, Streaming,
+    Request, Status,
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
 use super::{
     certificates::{Authority, Pair},
     running::RunningFrontend,
+    stream::Stream,
     transport::{self, ReadRate},
 };
 
@@ -43,14 +43,6 @@ pub(crate) struct Server {
     pub(crate) directory: tempfile::TempDir,
     _updates: mpsc::Sender<SourceUpdate>,
     _trigger: Trigger,
-}
-
-/// A client's end of a stream.
-pub(crate) struct Stream {
-    messages: mpsc::Sender<v1::ClientMessage>,
-    answers: Streaming<v1::ServerMessage>,
-    /// The number of the last commit or bookmark.
-    number: u64,
 }
 
 /// Makes calls, with a token or without.
@@ -165,15 +157,10 @@ impl Client {
 
     /// Sends Hello and waits for Welcome.
     pub(crate) async fn watch(&self, node: &str, role: v1::Role) -> Result<Stream, Status> {
-        let (messages, receiver) = mpsc::channel(4);
         let hello = v1::Hello { protocol_version: 1, node: node.to_owned(), role: role.into(), ..v1::Hello::default() };
-        let hello = v1::ClientMessage { message: Some(client_message::Message::Hello(hello)) };
-        messages.send(hello).await.unwrap();
-        let request = self.request(ReceiverStream::new(receiver));
-        let mut client = FairleadClient::new(self.channel.clone());
-        let answers = timeout(TIMEOUT, client.watch(request)).await.expect("no response")?.into_inner();
-        let mut stream = Stream { messages, answers, number: 0 };
-        assert!(matches!(stream.next().await?, server_message::Message::Welcome(_)));
+        let (metadata, ..) = self.request(()).into_parts();
+        let mut stream = Stream::of(FairleadClient::new(self.channel.clone()), metadata, hello).await?;
+        assert!(matches!(stream.next().await?, Some(server_message::Message::Welcome(_))));
         Ok(stream)
     }
 
@@ -214,27 +201,5 @@ impl Client {
             request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
         }
         request
-    }
-}
-
-impl Stream {
-    pub(crate) async fn next(&mut self) -> Result<server_message::Message, Status> {
-        let answer = timeout(TIMEOUT, self.answers.message()).await.expect("no response")?;
-        let message = answer.expect("the stream ended").message.unwrap();
-        self.number += u64::from(crate::cluster::is_numbered(&message));
-        Ok(message)
-    }
-
-    /// Receives everything up to a commit, and acknowledges it.
-    pub(crate) async fn commit(&mut self) {
-        loop {
-            if let server_message::Message::Batch(batch) = self.next().await.unwrap()
-                && batch.commit
-            {
-                let message = Some(client_message::Message::Ack(crate::cluster::ack(self.number)));
-                self.messages.send(v1::ClientMessage { message }).await.unwrap();
-                return;
-            }
-        }
     }
 }
