@@ -24,8 +24,6 @@ use tonic::transport::{Channel, Endpoint, Error};
 #[allow(dead_code, reason = "not all tests use all of them")]
 pub(crate) enum ReadRate {
     Full,
-    /// This many bytes, then nothing.
-    Until(u64),
     /// This many bytes, then one per second.
     Trickle(u64),
 }
@@ -75,7 +73,6 @@ impl<S: AsyncRead + Unpin> AsyncRead for ThrottledStream<S> {
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
         match this.rate {
-            ReadRate::Until(most) if this.read >= most => Poll::Pending,
             ReadRate::Trickle(most) if this.read >= most => {
                 task::ready!(this.pause.as_mut().poll(context));
                 let mut one = [0];
@@ -85,7 +82,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for ThrottledStream<S> {
                 this.pause.as_mut().reset(Instant::now() + Duration::from_secs(1));
                 Poll::Ready(Ok(()))
             }
-            ReadRate::Full | ReadRate::Until(_) | ReadRate::Trickle(_) => this.read_some(context, buffer),
+            ReadRate::Full | ReadRate::Trickle(_) => this.read_some(context, buffer),
         }
     }
 }

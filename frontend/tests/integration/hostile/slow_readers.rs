@@ -1,4 +1,4 @@
-//! Clients that need a snapshot and do not read their stream or socket, or only a byte per second.
+//! Clients that need a snapshot and do not read their stream, or only a byte per second of their socket.
 
 use std::time::Duration;
 
@@ -64,25 +64,16 @@ async fn unread_streams_do_not_delay_others() {
     check_harmless(&server, &mut good, &baseline, 0).await;
 }
 
-#[tokio::test]
-async fn unread_sockets_do_not_delay_others() {
-    check_sockets(ReadRate::Until(20_000)).await;
-}
-
+/// These clients do not answer pings, so their connections are closed.
 #[tokio::test]
 async fn slowly_read_sockets_do_not_delay_others() {
-    check_sockets(ReadRate::Trickle(20_000)).await;
-}
-
-/// These clients do not answer pings, so their connections are closed.
-async fn check_sockets(rate: ReadRate) {
     let server = Server::start(short_keepalive(), SERVICES).await;
     let mut good = Client::join(&server, "good").await;
     let snapshot = server.frontend.stream_stats().chunks_sent;
     let baseline = server.measure_baseline(&mut good).await;
     let mut bad = Vec::new();
     for number in 0..BAD_CLIENTS {
-        let (channel, _) = server.throttled_channel(rate).await;
+        let (channel, _) = server.throttled_channel(ReadRate::Trickle(20_000)).await;
         bad.push(Stream::hello(channel, hello(&format!("bad-{number}"))).await.unwrap());
     }
     server.until(|stats| stats.rebuilds == 1 + BAD_CLIENTS as u64).await;
