@@ -16,7 +16,7 @@ use proto::model::{Operation, ServicePortKey};
 use crate::{
     index::Index,
     object::{ObjectKind, ObjectName, SliceEndpoint, SourceUpdate as Change},
-    testing::{NODES, any_update, endpoint, ip, node, put, service, service_cidr, slice, time},
+    testing::{NODES, any_update, endpoint, node, put, service, service_cidr, slice, time},
     view::ServicePortView,
 };
 
@@ -236,20 +236,6 @@ fn completely_changed_pool_is_replaced() {
 }
 
 #[test]
-fn recreated_service_is_sent_completely() {
-    let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=2))]);
-    let mut replica = cluster.joined("node-9");
-    let from = replica.revision;
-    cluster.commit([Change::Delete(ObjectKind::Service, ObjectName::new("ns", "web"))]);
-    cluster.commit([put(service("web", "10.96.0.1")), web(endpoints(1..=1))]);
-    assert_eq!(
-        cluster.difference("node-9", from),
-        ["remove web", "put web", "replace web cluster 10.0.0.1", "replace web local 10.0.0.1"]
-    );
-    cluster.sync(&mut replica);
-}
-
-#[test]
 fn updates_without_effect_make_no_revision() {
     let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=2)), put(node("node-9", ""))]);
     let unready = SliceEndpoint { ready: false, serving: false, ..endpoint("10.0.0.9", "node-9") };
@@ -329,18 +315,6 @@ fn nodes_of_a_zone_share_chunks_and_receive_its_changes_only() {
 }
 
 #[test]
-fn node_that_changes_its_zone_has_no_difference() {
-    let mut cluster = Cluster::of([put(node("node-0", "zone-a")), put(node("node-1", "zone-a"))]);
-    let from = cluster.log.revision();
-    let mut replica = cluster.joined("node-0");
-    cluster.commit([put(node("node-0", "zone-b"))]);
-    assert!(cluster.log.difference("node-0", from).is_none());
-    assert!(cluster.log.difference("node-1", from).is_some_and(|update| update.chunks.is_empty()));
-    cluster.sync(&mut replica);
-    assert!(cluster.log.difference("node-0", replica.revision).is_some());
-}
-
-#[test]
 fn changed_cluster_facts_are_sent_to_all_nodes() {
     let mut cluster = Cluster::of([put(node("node-0", "zone-a"))]);
     let (first, mut replica) = (cluster.log.revision(), cluster.joined("node-0"));
@@ -354,17 +328,6 @@ fn changed_cluster_facts_are_sent_to_all_nodes() {
     }
     // Another object with the same facts.
     assert_eq!(cluster.commit([put(service_cidr("two", &["10.96.0.0/16"]))]), None);
-}
-
-#[test]
-fn changed_node_facts_are_sent_to_the_node_only() {
-    let mut cluster = Cluster::of([put(node("node-0", "zone-a"))]);
-    let from = cluster.log.revision();
-    let mut changed = node("node-0", "zone-a");
-    changed.addresses = vec![ip("172.16.0.9")];
-    cluster.commit([put(changed)]);
-    assert_eq!(cluster.difference("node-0", from), ["node node-0"]);
-    assert!(cluster.difference("node-1", from).is_empty());
 }
 
 #[test]
@@ -459,23 +422,6 @@ fn update_has_its_oldest_trigger_time() {
     assert_eq!(cluster.log.difference("node-0", from).unwrap().oldest_trigger, Some(time(20)));
     let last = cluster.log.difference("node-0", Revision(at.0 - 1)).unwrap();
     assert_eq!(last.oldest_trigger, Some(time(40)));
-}
-
-#[test]
-fn digest_is_the_sum_of_all_entries() {
-    let hinted = SliceEndpoint { zone_hints: vec!["zone-a".into()], ..endpoint("10.0.0.1", "node-0") };
-    let cluster = Cluster::of([
-        put(service("web", "10.96.0.1")),
-        web([
-            vec![hinted.clone()],
-            vec![SliceEndpoint { zone_hints: vec!["zone-b".into()], ..endpoint("10.0.0.2", "node-1") }],
-        ]
-        .concat()),
-        put(node("node-0", "zone-a")),
-    ]);
-    for name in ["node-0", "node-1", "unknown"] {
-        assert_eq!(cluster.log.digest(name), cluster.log.digests(name).total(), "{name}");
-    }
 }
 
 #[test]
