@@ -69,8 +69,8 @@ impl AddressList {
         let mut due = Vec::new();
         for (index, entry) in self.sources.iter().enumerate() {
             let is_fresh = entry.resolved.is_some_and(|when| when.elapsed() < age);
-            let has_failed = entry.addresses.iter().all(|address| self.failed.contains_key(address));
-            if (!is_fresh || has_failed)
+            let have_all_failed = entry.addresses.iter().all(|address| self.failed.contains_key(address));
+            if (!is_fresh || have_all_failed)
                 && let Ok(lookup) = entry.lookup.clone().try_lock_owned()
             {
                 due.push((index, entry.source.clone(), lookup));

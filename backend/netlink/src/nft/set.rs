@@ -115,11 +115,17 @@ impl Set {
         buf.put(attr::USERDATA, &entries);
     }
 
-    /// The numbers of registers of a key and of the data.
-    pub(crate) fn register_counts(&self) -> (u8, u8) {
+    pub(crate) fn register_counts(&self) -> RegisterCounts {
         let count = |fields: &[DataType]| value_len(fields).div_ceil(4) as u8;
-        (count(&self.key), count(&self.data))
+        RegisterCounts { key: count(&self.key), data: count(&self.data) }
     }
+}
+
+/// The numbers of registers of a set's key and of its data.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RegisterCounts {
+    pub(crate) key: u8,
+    pub(crate) data: u8,
 }
 
 /// The byte order of a value of one field. 0 for a concatenation: nft derives it from the types of the fields.

@@ -14,15 +14,13 @@ use super::{
 };
 use crate::nft::{
     expr::{CmpOp, Constant, DynsetOp, Expr, LookupMatch, RangeOp, Register, Rule},
-    set::DataType,
+    set::{DataType, RegisterCounts},
 };
 
-/// Returns the numbers of registers of a set's key and data, if the set is known.
-pub(crate) type RegisterCounts<'a> = dyn Fn(&str) -> Option<(u8, u8)> + 'a;
-
+/// A rule, and the layouts of the known sets, by name.
 pub(crate) struct RuleText<'a> {
     pub(crate) rule: &'a Rule,
-    pub(crate) sets: &'a RegisterCounts<'a>,
+    pub(crate) sets: &'a dyn Fn(&str) -> Option<RegisterCounts>,
 }
 
 impl fmt::Display for RuleText<'_> {
@@ -50,7 +48,7 @@ struct Writer<'a> {
     registers: Registers,
     /// The rule's text; a later part may replace an earlier one, which is empty then.
     parts: Vec<String>,
-    sets: &'a RegisterCounts<'a>,
+    sets: &'a dyn Fn(&str) -> Option<RegisterCounts>,
 }
 
 impl Writer<'_> {
@@ -161,7 +159,7 @@ impl Writer<'_> {
 
     fn lookup(&mut self, set: &str, sreg: Register, dreg: Option<Register>, matches: LookupMatch) {
         let counts = (self.sets)(set);
-        let key = self.take(sreg, counts.map(|(key, _)| key));
+        let key = self.take(sreg, counts.map(|counts| counts.key));
         match dreg {
             None if matches == LookupMatch::NotInSet => self.parts.push(format!("{key} != @{set}")),
             None => self.parts.push(format!("{key} @{set}")),
@@ -170,7 +168,7 @@ impl Writer<'_> {
                 let text = format!("{key} map @{set}");
                 let assignment = format!("{dreg:?} = {text}");
                 // Data of unknown length may overwrite all following registers.
-                let registers = counts.map_or(u8::MAX, |(_, data)| data);
+                let registers = counts.map_or(u8::MAX, |counts| counts.data);
                 let loaded_by = Some(self.parts.len());
                 self.registers.load(dreg, Value { registers, loaded_by, ..Value::new(text, DataType::UNKNOWN) });
                 self.parts.push(assignment);
@@ -180,12 +178,12 @@ impl Writer<'_> {
 
     fn dynset(&mut self, set: &str, op: DynsetOp, key: Register, data: Option<Register>, timeout: Option<Duration>) {
         let counts = (self.sets)(set);
-        let mut element = self.take(key, counts.map(|(key, _)| key));
+        let mut element = self.take(key, counts.map(|counts| counts.key));
         if let Some(timeout) = timeout {
             element += &format!(" timeout {timeout:?}");
         }
         if let Some(data) = data {
-            element += &format!(" : {}", self.take(data, counts.map(|(_, data)| data)));
+            element += &format!(" : {}", self.take(data, counts.map(|counts| counts.data)));
         }
         self.parts.push(format!("{} @{set} {{ {element} }}", op.name()));
     }
