@@ -12,6 +12,7 @@
 //! A port that cannot be opened is a failure like those of the backend: each ack reports it while it lasts. A listener
 //! reads the checks at each request, so only changes of ports involve it.
 
+mod addresses;
 mod checks;
 mod servers;
 

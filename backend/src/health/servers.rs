@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    io, mem,
+    mem,
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -12,10 +12,10 @@ use hyper::{
     Response, StatusCode,
     header::{HeaderName, HeaderValue},
 };
-use proto::model::{FailureKind, IpFamily, ServicePortFailure};
+use proto::model::{FailureKind, ServicePortFailure};
 use runtime::{
     Backoff, TokenBucket,
-    failure::{Recovery, Repeated, chain},
+    failure::{Recovery, Repeated},
     http::{self, HttpConnections, JSON},
     warn_if_news,
 };
@@ -23,30 +23,23 @@ use serde::Serialize;
 use tokio::{
     net::TcpListener,
     sync::watch::{self, error::RecvError},
-    task::{JoinSet, spawn_blocking},
+    task::JoinSet,
     time::{Instant, sleep},
 };
 use tracing::{Instrument as _, debug, info, info_span};
 
 use super::{
     HealthChecks,
+    addresses::{LIST_INTERVAL, ListenAddresses, Listing},
     checks::{Check, CheckPort, Checks},
 };
-use crate::{
-    LINE_RATE, Progress, ServiceName,
-    dataplane::{IPVS_DEVICE, NodePortAddresses},
-};
+use crate::{LINE_RATE, Progress, ServiceName, dataplane::NodePortAddresses};
 
 /// The shortest delay before a port that cannot be opened is retried.
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// The longest delay before a port that cannot be opened, or addresses that cannot be listed, are tried again.
+/// The longest delay before a port that cannot be opened is retried.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
-
-/// How often the addresses of interfaces are listed, if listeners depend on them, and the first delay after a failure:
-/// a load balancer that probes a new address soon finds the port open. Listing is cheap: the kernel takes about 10 ms
-/// for 10,000 VIPs of IPVS, and less than a millisecond for a few addresses.
-const ADDRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The soft limit of open files that most systems set.
 const USUAL_FILE_LIMIT: u64 = 1024;
@@ -61,11 +54,7 @@ pub(crate) struct HealthCheckServers {
     progress: watch::Receiver<Progress>,
     /// The bounds of connections of all ports together.
     connections: HttpConnections,
-    addresses: NodePortAddresses,
-    /// Lists the addresses of the node's interfaces, without VIPs. Blocks.
-    pub(super) list_addresses: fn() -> io::Result<HashSet<IpAddr>>,
-    listing: Repeated,
-    list_backoff: Backoff,
+    pub(super) addresses: ListenAddresses,
     /// The most listeners that may be open. Further listeners wait until others are closed.
     pub(super) max_open: usize,
     /// The task that owns each listener.
@@ -115,10 +104,7 @@ impl HealthCheckServers {
             checks: health.checks.subscribe(),
             progress,
             connections: HttpConnections::default(),
-            addresses,
-            list_addresses: || netlink::rtnl::addresses_except(&[IPVS_DEVICE]).map_err(io::Error::other),
-            listing: Repeated::default(),
-            list_backoff: Backoff::new(ADDRESS_INTERVAL, MAX_RETRY_DELAY),
+            addresses: ListenAddresses::new(addresses),
             max_open: max_open(),
             open: BTreeMap::new(),
             failing: BTreeMap::new(),
@@ -131,18 +117,16 @@ impl HealthCheckServers {
     pub(crate) async fn run(mut self) {
         loop {
             self.lines.log_others();
-            match self.interface_addresses().await {
-                Ok(interfaces) => {
-                    self.listing_succeeded();
+            match self.addresses.list().await {
+                Listing::Addresses(interfaces) => {
                     self.reconcile(&interfaces).await;
                     self.publish_failures();
                     if self.wait().await.is_err() {
                         return;
                     }
                 }
-                Err(error) => {
+                Listing::Failed { retry_in } => {
                     // The listeners stay as they are.
-                    let retry_in = self.listing_failed(&error);
                     self.publish_failures();
                     sleep(retry_in).await;
                     if self.checks.has_changed().is_err() {
@@ -158,65 +142,12 @@ impl HealthCheckServers {
         let retries = self.failing.values().filter_map(|failing| failing.retry_at);
         let next = retries.chain(self.lines.line_at).min();
         let has_ports = self.checks.borrow().owners().next().is_some();
-        let relists = has_ports && self.depends_on_interfaces();
+        let relists = has_ports && self.addresses.depend_on_interfaces();
         tokio::select! {
             changed = self.checks.changed() => changed,
             () = runtime::sleep_until(next) => Ok(()),
-            () = sleep(ADDRESS_INTERVAL), if relists => Ok(()),
+            () = sleep(LIST_INTERVAL), if relists => Ok(()),
         }
-    }
-
-    fn depends_on_interfaces(&self) -> bool {
-        let NodePortAddresses::Cidrs(ranges) = &self.addresses else { return false };
-        ranges.iter().any(|range| range.prefix_len() > 0)
-    }
-
-    /// The addresses of a family to listen at, as node ports answer: without loopback addresses, and without link-local
-    /// addresses, which need an interface.
-    fn addresses(&self, family: IpFamily, checks: &Checks, interfaces: &HashSet<IpAddr>) -> Vec<IpAddr> {
-        let NodePortAddresses::Cidrs(ranges) = &self.addresses else {
-            return checks.primary_addresses[family].into_iter().collect();
-        };
-
-        let is_of_family = |address: IpAddr| IpFamily::of(&address) == family;
-        if ranges.iter().any(|range| range.prefix_len() == 0 && is_of_family(range.addr())) {
-            return vec![family.unspecified()];
-        }
-        let is_listened_at = |address: &IpAddr| is_of_family(*address) && self.addresses.serve(address);
-        interfaces.iter().copied().filter(is_listened_at).collect()
-    }
-
-    /// The addresses of the node's interfaces, if listeners depend on them.
-    async fn interface_addresses(&self) -> io::Result<HashSet<IpAddr>> {
-        if !self.depends_on_interfaces() {
-            return Ok(HashSet::new());
-        }
-        // The thread inherits the network namespace.
-        let listed = spawn_blocking(self.list_addresses).await;
-        listed.unwrap_or_else(|panicked| Err(io::Error::other(panicked)))
-    }
-
-    fn listing_succeeded(&mut self) {
-        self.list_backoff.reset();
-        if let Some(Recovery { count: failures, duration }) = self.listing.recovered() {
-            let after_ms = duration.as_millis();
-            info!(failures, after_ms, "the node's addresses for health-check node ports could be listed again");
-        }
-    }
-
-    /// Returns the delay before the addresses are listed again.
-    fn listing_failed(&mut self, error: &io::Error) -> Duration {
-        let delay = self.list_backoff.next_delay();
-        let retry_in_ms = delay.as_millis();
-        let error = chain(error);
-        let occurrence = self.listing.failed(&error);
-        warn_if_news!(
-            occurrence,
-            error,
-            retry_in_ms,
-            "cannot list the node's addresses for health-check node ports, retrying"
-        );
-        delay
     }
 
     async fn reconcile(&mut self, interfaces: &HashSet<IpAddr>) {
@@ -239,7 +170,8 @@ impl HealthCheckServers {
         let checks = self.checks.borrow_and_update().clone();
         let mut desired = BTreeMap::new();
         for (port, service) in checks.owners() {
-            let mut addresses = self.addresses(port.family, &checks, interfaces);
+            let primary = checks.primary_addresses[port.family];
+            let mut addresses = self.addresses.of_family(port.family, primary, interfaces);
             if !addresses.contains(&port.family.unspecified()) {
                 addresses.extend(checks.load_balancer_ips(service, port.family));
             }

@@ -377,7 +377,7 @@ fn port_of_a_removed_service_is_not_retried() {
         let taken = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).await.unwrap();
         let range = NodePortAddresses::Cidrs(vec!["192.0.2.0/24".parse().unwrap()]);
         let mut fixture = start_with(range, |servers| {
-            servers.list_addresses = || {
+            servers.addresses.list_interfaces = || {
                 PASSES.fetch_add(1, Ordering::Relaxed);
                 Ok(HashSet::from([IpAddr::from([192, 0, 2, 1])]))
             };
@@ -435,7 +435,7 @@ async fn addresses_that_cannot_be_listed_are_listed_again_after_a_delay() {
     static LISTS: AtomicU32 = AtomicU32::new(0);
     let range = NodePortAddresses::Cidrs(vec!["192.168.0.0/16".parse().unwrap()]);
     let fixture = start_with(range, |servers| {
-        servers.list_addresses = || {
+        servers.addresses.list_interfaces = || {
             LISTS.fetch_add(1, Ordering::Relaxed);
             Err(io::Error::other("no answer of the kernel"))
         };
