@@ -65,12 +65,17 @@ pub(super) struct OpenSession {
     pub(super) drain_deadline: Option<Instant>,
     /// The first message, if it was received before the session was open.
     first: Option<ServerMessage>,
-    /// The earliest time at which another frontend may be tried if this one does not follow the API.
-    replaceable_from: Instant,
-    /// The time between the last try and the next one.
-    replace_interval: Duration,
-    /// When another frontend is tried.
-    replace_at: Option<Instant>,
+    replacement: ReplacementTimer,
+}
+
+/// When another frontend is tried, because this one does not follow the API.
+struct ReplacementTimer {
+    /// The time of the next try; `None` while the frontend follows the API, or until `from`.
+    at: Option<Instant>,
+    /// The earliest time of the next try.
+    from: Instant,
+    /// The time from the last try to `from`.
+    interval: Duration,
 }
 
 impl<F> Connect for F
@@ -94,9 +99,11 @@ impl OpenSession {
             last_message: now,
             drain_deadline: None,
             first: None,
-            replaceable_from: now + MIN_REPLACE_INTERVAL,
-            replace_interval: MIN_REPLACE_INTERVAL,
-            replace_at: None,
+            replacement: ReplacementTimer {
+                at: None,
+                from: now + MIN_REPLACE_INTERVAL,
+                interval: MIN_REPLACE_INTERVAL,
+            },
         }
     }
 
@@ -107,24 +114,24 @@ impl OpenSession {
 
     /// Whether another frontend is to be tried now: not while this one waits for a reply.
     pub(super) fn is_to_be_replaced(&self, may_be_idle: bool) -> bool {
-        !may_be_idle && self.replies.is_empty() && self.replace_at.is_some_and(|at| at <= Instant::now())
+        !may_be_idle && self.replies.is_empty() && self.replacement.at.is_some_and(|at| at <= Instant::now())
     }
 
     /// No other frontend is better.
     pub(super) fn stay(&mut self) {
-        self.replace_interval = (2 * self.replace_interval).min(MAX_REPLACE_INTERVAL);
-        self.replaceable_from = Instant::now() + self.replace_interval;
-        self.replace_at = None;
+        let interval = (2 * self.replacement.interval).min(MAX_REPLACE_INTERVAL);
+        self.replacement = ReplacementTimer { at: None, from: Instant::now() + interval, interval };
     }
 
     /// Records whether the frontend says that it does not follow the API.
     pub(super) fn note_freshness(&mut self, is_outdated: bool) {
         let now = Instant::now();
+        let ReplacementTimer { at, from, .. } = &mut self.replacement;
         if !is_outdated {
-            self.replace_at = None;
-        } else if now >= self.replaceable_from && self.replace_at.is_none() {
+            *at = None;
+        } else if now >= *from && at.is_none() {
             let spread = MAX_REPLACE_DELAY - MIN_REPLACE_DELAY;
-            self.replace_at = Some(now + MIN_REPLACE_DELAY + spread.mul_f64(fastrand::f64()));
+            *at = Some(now + MIN_REPLACE_DELAY + spread.mul_f64(fastrand::f64()));
         }
     }
 
@@ -139,7 +146,7 @@ impl OpenSession {
     /// The next message; `None` after a reply was sent, or when another frontend is to be tried. An error is the reason
     /// to end the session, such as no message for [`IDLE_TIMEOUT`], unless it `may_be_idle`. Cancel-safe.
     pub(super) async fn next(&mut self, may_be_idle: bool) -> Result<Option<ServerMessage>, &'static str> {
-        let Self { session, replies, is_accepted, last_message, drain_deadline, replace_at, first, .. } = self;
+        let Self { session, replies, is_accepted, last_message, drain_deadline, replacement, first, .. } = self;
         if let Some(first) = first.take() {
             *is_accepted = true;
             return Ok(Some(first));
@@ -171,7 +178,7 @@ impl OpenSession {
                 None => Err("the frontend closed it"),
             },
             () = runtime::sleep_until(*drain_deadline) => Err("the frontend drains"),
-            () = runtime::sleep_until(*replace_at), if !may_be_idle && replies.is_empty() => Ok(None),
+            () = runtime::sleep_until(replacement.at), if !may_be_idle && replies.is_empty() => Ok(None),
             () = sleep_until(idle_at), if !may_be_idle => Err("no message within the idle timeout"),
         }
     }
