@@ -22,11 +22,11 @@ use crate::{Changes, NodeState};
 pub trait Backend: Send + 'static {
     /// Its name on the wire, in metrics and in logs: `nftables`, `iptables`, `ipvs`.
     const NAME: &'static str;
-    /// What translates the connections to the endpoints that it programs.
+    /// The part of the kernel that translates connections to the programmed endpoints.
     const NAT: Nat = Nat::Netfilter;
 
     /// Makes the kernel equal to `state`, starting from what the kernel contains. Called at start, after a failure, and
-    /// on drift. Writes only what differs.
+    /// on drift. Writes only differences.
     ///
     /// # Errors
     /// When the kernel could not be read, or rejected a write that belongs to no single service port. The kernel is
@@ -65,7 +65,7 @@ pub trait Backend: Send + 'static {
     fn cleanup(&mut self) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// What translates connections to endpoints in the kernel.
+/// The part of the kernel that translates connections to endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nat {
     /// The NAT of netfilter, with rules of nftables or iptables.
@@ -74,7 +74,7 @@ pub enum Nat {
     Ipvs,
 }
 
-/// What identifies a backend process to a frontend, and in its metrics and status.
+/// Identifies a backend process to a frontend, and in its metrics and status.
 #[derive(Debug)]
 pub(crate) struct BackendIdentity {
     /// Node `metadata.name`.
@@ -92,7 +92,7 @@ pub(crate) enum Work {
     Apply,
 }
 
-/// Why the kernel may not contain what was applied last.
+/// Why the kernel may differ from the state that was applied last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Drift {
     /// Another process changed an object of ours.
@@ -146,7 +146,7 @@ pub struct SyncReport {
 /// How the kernel differs from a state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PreviewReport {
-    /// What a reconcile would write; empty when the kernel is as desired.
+    /// The writes of a reconcile; empty when the kernel is as desired.
     pub differences: Vec<Difference>,
     /// The service ports that could not be programmed.
     pub failures: Vec<ServicePortFailure>,
@@ -155,7 +155,7 @@ pub struct PreviewReport {
 /// One object that a reconcile would write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Difference {
-    /// What a reconcile would do to the object.
+    /// The action of a reconcile on the object.
     pub kind: DifferenceKind,
     /// The kernel subsystem or the program that shows the object: `table ip fairlead1`, `ipset`.
     pub subsystem: String,
@@ -165,7 +165,7 @@ pub struct Difference {
     pub service_port: Option<ServicePortKey>,
 }
 
-/// What a reconcile would do to an object.
+/// The action of a reconcile on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DifferenceKind {

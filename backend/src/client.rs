@@ -388,7 +388,7 @@ async fn read(
                     debug!(error = chain(&status), "the drained stream ended");
                     None
                 }
-                // The reader has closed the connection, for example a command that has what it needs.
+                // The reader has closed the connection, for example a command that has its answer.
                 Err(_) if messages.is_closed() => None,
                 message => message.map_err(StreamError::Status)?,
             },

@@ -53,7 +53,7 @@ pub trait DrainStreams: fmt::Debug + Send + Sync + 'static {
     /// Resolves the addresses again.
     ///
     /// # Errors
-    /// When some cannot be resolved. The last known ones are used then.
+    /// When a source cannot be resolved. Its last known addresses are used then.
     fn resolve(&self) -> BoxFuture<'static, Result<()>>;
 
     /// Calls `Drains`.
@@ -66,7 +66,7 @@ pub trait DrainStreams: fmt::Debug + Send + Sync + 'static {
 /// The messages of one frontend.
 pub type LevelsStream = BoxStream<'static, Result<DrainLevels>>;
 
-/// What all frontends know together.
+/// The common knowledge of all frontends about a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Drained {
     /// No node sends new connections to the pod, except perhaps for nodes of which no frontend knows.

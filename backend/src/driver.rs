@@ -14,9 +14,9 @@
 //! arrived meanwhile.
 //!
 //! - `data_plane`: the trait;
-//! - `applied`: what the kernel contains because of us;
+//! - `applied`: the objects that this backend has programmed into the kernel;
 //! - `families`: the IP families that the kernel can program;
-//! - `change`: what the next transaction is to program, and what it has done;
+//! - `change`: the input of the next transaction, and its outcome;
 //! - `queue`: which service ports the next transaction contains;
 //! - `quarantine`: the service ports that the kernel rejects;
 //! - `nf_tables_watch`: detects changes of our nf_tables objects by other processes;
@@ -85,7 +85,7 @@ const MAX_READ_AGE: Duration = Duration::from_secs(3_600);
 /// [`MAX_READ_AGE`] while the kernel rejects service ports, because the kernel may contain something unknown.
 const MAX_READ_AGE_REJECTED: Duration = Duration::from_secs(300);
 
-/// A backend: a data plane, what was applied to it, and what is to be programmed.
+/// A backend: a data plane, the state that was applied to it, and the service ports that are still to be programmed.
 #[derive(Debug)]
 pub struct Driver<P: DataPlane> {
     plane: P,
@@ -549,7 +549,7 @@ impl<P: DataPlane> Backend for Driver<P> {
 }
 
 impl<P: DryRunPlane> Driver<P> {
-    /// Computes what a reconcile would write. This driver writes nothing from then on.
+    /// Computes the writes of a reconcile without executing them. This driver writes nothing from then on.
     ///
     /// # Errors
     /// When the kernel could not be read.

@@ -1,5 +1,5 @@
-//! What all node backends share: the stream from the frontend, the committed state and its file, the loop that drives a
-//! [`Backend`], and what it reports.
+//! The parts that all node backends share: the stream from the frontend, the committed state and its file, the loop
+//! that drives a [`Backend`], and its reports.
 //!
 //! ```text
 //!   Connect ──▶ stream ──▶ replica ──── commit ──▶ Target: the newest state ──▶ Backend ──▶ kernel

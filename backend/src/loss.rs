@@ -212,7 +212,7 @@ impl LossGuard {
         self.withheld.take_if(|withheld| withheld.confirm_at.is_none()).is_some()
     }
 
-    /// Decides what of a commit is programmed; `programmed` was before.
+    /// Decides which part of a commit is programmed. `programmed` is the state that was programmed before.
     pub(crate) fn commit(&mut self, commit: &Commit<'_>, programmed: &NodeState) -> Decision {
         let Commit { before, after, is_confirmed } = *commit;
         let Withheld { mut service_ports, confirm_at } = self.withheld.take().unwrap_or_default();

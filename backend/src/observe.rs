@@ -36,7 +36,7 @@ pub struct Observer {
     pub(crate) metrics: Arc<Metrics>,
 }
 
-/// The pages of the metrics address: those that kube-proxy has there.
+/// The pages of the metrics address, as in kube-proxy.
 #[derive(Debug)]
 pub struct ObserverPages {
     observer: Observer,

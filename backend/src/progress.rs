@@ -98,7 +98,7 @@ pub(crate) struct ChangeProgress {
     pub(crate) last_queued: Option<SystemTime>,
 }
 
-/// What the calls of the backend have reported.
+/// The reports of the calls of the backend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KernelProgress {
     /// Why the last sync failed as a whole; `None` after a success.
@@ -127,7 +127,7 @@ pub(crate) struct FlowCounters {
     pub(crate) reset_connections: u64,
 }
 
-/// Operations by what they change, as kube-proxy counts them.
+/// The number of operations by the kind of object, as kube-proxy counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChangeCounts {
     /// Service ports that are put or removed.

@@ -45,7 +45,7 @@ pub(crate) enum Origin {
     Behind { until: Instant },
 }
 
-/// The node's replica of what the frontend decided for it.
+/// The node's replica of the state that the frontend decided for it.
 #[derive(Debug)]
 pub(crate) struct Replica {
     identity: Arc<BackendIdentity>,
@@ -416,7 +416,7 @@ impl Replica {
         ClientMessage::DigestResponse(revision, Box::new(self.committed_state.digests().clone()))
     }
 
-    /// What is committed or confirmed in a session is confirmed in this boot, too.
+    /// A state that is committed or confirmed in a session is confirmed in this boot, too.
     fn advance(&mut self, position: SessionPosition) {
         self.committed = position.base.map(|revision| (position.epoch, revision));
         self.session = Some(position);

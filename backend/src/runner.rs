@@ -178,7 +178,8 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         };
 
         let both = async {
-            // What is programmed is acked before more is. The listeners stay open until the state is stored.
+            // The follower comes first, so that a programmed state is acked before the next one is programmed. The
+            // listeners stay open until the state is stored.
             tokio::join!(biased; follower.run(shutdown.clone()), programmer.run(shutdown));
             info!("stopped, the kernel is left as it is");
         };

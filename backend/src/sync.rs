@@ -42,7 +42,7 @@ struct Position {
     revision: Revision,
 }
 
-/// What is to be programmed.
+/// A state to program.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     state: NodeState,
@@ -59,7 +59,7 @@ pub(crate) struct Target {
     received: ChangeCounts,
 }
 
-/// What the kernel has of the target that was handed to the backend.
+/// The progress of the kernel towards the target that was handed to the backend.
 #[derive(Debug, Default)]
 pub(crate) struct Programmed {
     /// The number of the newest target that the backend has accepted.
@@ -108,7 +108,7 @@ impl Programmed {
         self.backlog.service_ports.contains_key(key) || self.rejected.contains(key)
     }
 
-    /// Whether the kernel may still have what service ports have lost.
+    /// Whether the kernel may still have VIPs and endpoints that service ports have lost.
     pub(crate) fn is_reconciling(&self) -> bool {
         self.backlog.reconcile.is_some()
     }

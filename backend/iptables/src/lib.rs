@@ -33,7 +33,7 @@ pub use variant::{Variant, VariantSelection};
 /// Runs a future of this crate on a thread that belongs to no async runtime, for example one that does blocking work.
 ///
 /// # Errors
-/// When the kernel does not provide what an async runtime needs.
+/// When the kernel does not provide the file descriptors of an async runtime.
 pub fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future)
 }

@@ -44,7 +44,7 @@ pub struct Program {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SaveResult {
     NotInstalled,
-    /// The kernel lacks what the program needs.
+    /// The kernel lacks a feature that the program needs.
     Unsupported(String),
     Rules(String),
 }
@@ -124,7 +124,7 @@ impl Program {
         Self { family, variant, name: plain_name(family) }
     }
 
-    /// All rules, as `iptables-save` prints them; `None` when it is not installed, or the kernel lacks what it needs.
+    /// All rules, as `iptables-save` prints them; `None` when it is not installed, or the kernel does not support it.
     ///
     /// # Errors
     /// When the program fails otherwise.

@@ -68,7 +68,7 @@ impl Tools {
         Ok(self.detect().await?.programs[family as usize])
     }
 
-    /// Whether the next [`Self::save`] returns what was read to detect the variant.
+    /// Whether the next [`Self::save`] returns the rules that were read to detect the variant.
     #[must_use]
     pub fn has_saved(&self, family: IpFamily) -> bool {
         family == IpFamily::V4 && self.detected.as_ref().is_some_and(|detected| detected.saved.is_some())

@@ -17,7 +17,7 @@ pub(crate) const fn align(len: usize) -> usize {
     (len + 3) & !3
 }
 
-/// Appends attributes to a buffer. Numbers are big-endian, as in nfnetlink, except those of `put_ne_*`.
+/// Appends attributes to a buffer. Numbers are big-endian, as in nfnetlink, except in `put_ne_*`.
 pub(crate) trait Put {
     fn put(&mut self, kind: u16, payload: &[u8]);
     fn put_str(&mut self, kind: u16, text: &str);

@@ -13,7 +13,7 @@ pub enum Error {
     /// A call on the socket itself failed.
     #[error("{call}: {errno}{}", permission_advice(*.errno))]
     Socket {
-        /// What the call was for.
+        /// The purpose of the call.
         call: &'static str,
         /// The kernel's reason.
         errno: Errno,
@@ -101,7 +101,7 @@ impl Error {
         self.is(libc::EINVAL)
     }
 
-    /// The kernel lacks what was asked for (`EOPNOTSUPP`).
+    /// The kernel does not support the request (`EOPNOTSUPP`).
     pub fn is_unsupported(&self) -> bool {
         self.is(libc::EOPNOTSUPP)
     }
@@ -154,7 +154,7 @@ fn rejected_text(operations: &[RejectedOperation], is_complete: bool) -> String 
     }
 }
 
-/// What to do about a call that the kernel permits only with the capability. Not for a transaction, because the kernel
+/// Advice about a call that the kernel permits only with the capability. Not for a transaction, because the kernel
 /// also rejects it with `EPERM` if the table belongs to another process.
 fn permission_advice(errno: Errno) -> &'static str {
     if errno == Errno(libc::EPERM) { "; run as root (CAP_NET_ADMIN)" } else { "" }

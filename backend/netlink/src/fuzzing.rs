@@ -76,7 +76,7 @@ pub fn ipvs(datagram: &[u8]) {
         let _ = (ipvs_codec::read_service(payload), ipvs_codec::read_scheduling(payload));
         let _ = ipvs_codec::read_timeouts(payload);
         if let Some(destination) = ipvs_codec::read_destination(payload) {
-            // What is written lacks the counters.
+            // The counters are not written.
             let mut bytes = Vec::new();
             ipvs_codec::write_destination(&mut bytes, &destination);
             assert!(!bytes.is_empty());

@@ -67,9 +67,9 @@ pub struct Destination {
     pub forwarding: u32,
     /// Its share of the new connections; 0 for none.
     pub weight: u32,
-    /// At this number of connections it gets no new ones; 0 for no limit.
+    /// At this number of connections it gets no new connections; 0 for no limit.
     pub upper_threshold: u32,
-    /// Below this number of connections it gets new ones again.
+    /// Below this number of connections it gets new connections again.
     pub lower_threshold: u32,
     /// Connections in which data flow.
     pub active: u32,

@@ -95,7 +95,7 @@ pub fn set_link_up(link: &Link) -> Result<()> {
     })
 }
 
-/// The addresses of a link, without IPv6 link-local ones, which the kernel adds itself.
+/// The addresses of a link, without IPv6 link-local addresses, which the kernel adds itself.
 pub fn link_addresses(link: &Link) -> Result<Vec<IpAddr>> {
     let is_link_local = |address: &IpAddr| matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
     let all = run(list_addresses)?.into_iter();
@@ -103,12 +103,12 @@ pub fn link_addresses(link: &Link) -> Result<Vec<IpAddr>> {
     Ok(own.map(|(_, address)| address).collect())
 }
 
-/// The addresses of all links, including loopback and link-local ones.
+/// The addresses of all links, including loopback and link-local addresses.
 pub fn addresses() -> Result<HashSet<IpAddr>> {
     Ok(run(list_addresses)?.into_iter().map(|(_, address)| address).collect())
 }
 
-/// The addresses of all links except those of these names, including loopback and link-local ones.
+/// The addresses of all links except links of these names, including loopback and link-local addresses.
 pub fn addresses_except(links: &[&str]) -> Result<HashSet<IpAddr>> {
     let others = addresses_by_link()?.into_iter().filter(|(name, _)| !links.contains(&name.as_str()));
     Ok(others.flat_map(|(_, addresses)| addresses).collect())

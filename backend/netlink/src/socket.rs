@@ -1,4 +1,4 @@
-//! A netlink socket: opened with the options that error reports need, sized for what is sent.
+//! A netlink socket: opened with the options that error reports need, with a send buffer for the longest message.
 
 use std::{
     io::IoSlice,
@@ -68,7 +68,7 @@ impl Socket {
         Ok(Socket { inner, port: address.port_number(), sendable: 0, buf: vec![0; MAX_DATAGRAM_BYTES] })
     }
 
-    /// The socket's own netlink address, as it appears in the notices of what it changed.
+    /// The socket's own netlink address, as it appears in the notifications of its changes.
     pub fn port(&self) -> u32 {
         self.port
     }

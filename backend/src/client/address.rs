@@ -33,7 +33,7 @@ pub trait Discover: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// The current frontends.
     ///
     /// # Errors
-    /// When they cannot be discovered. The last known ones are used then.
+    /// When they cannot be discovered. The last known frontends are used then.
     fn discover(&self) -> BoxFuture<'_, Result<Vec<FrontendAddress>>>;
 }
 

@@ -32,7 +32,7 @@ const SETTINGS: ConnectSettings<'_> = ConnectSettings {
     client_certificate: "--tls-cert",
 };
 
-/// What to do about an error, if that is known.
+/// The advice for an operator about an error, if there is one.
 pub(super) fn advice(error: &(dyn Error + 'static)) -> Option<String> {
     let code = causes(error).find_map(|cause| match cause.downcast_ref::<StreamError>()? {
         StreamError::Status(status) => Some(status.code()),
@@ -100,7 +100,7 @@ pub(super) fn explained_call(status: Status, own: Option<&OwnCertificate>) -> an
     }
 }
 
-/// The error with all its causes, and what to do about it if that is known.
+/// The error with all its causes, and with advice if there is one.
 pub(super) fn explained(error: &(dyn Error + 'static)) -> anyhow::Error {
     let causes = chain(error);
     match advice(error) {

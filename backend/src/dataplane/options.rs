@@ -26,7 +26,7 @@ pub struct DataplaneOptions {
     /// Whether 127.0.0.0/8 serves node ports too: kube-proxy's `--iptables-localhost-nodeports`. Only the iptables
     /// backend supports it.
     pub localhost_nodeports: LocalhostNodePorts,
-    /// What happens to forwarded packets that conntrack cannot assign to a connection. Only the iptables backend drops
+    /// The treatment of forwarded packets that conntrack cannot assign to a connection. Only the iptables backend drops
     /// them.
     pub invalid_packets: InvalidPackets,
     /// The ports at which the backend answers `GET /drained`.
@@ -120,7 +120,7 @@ pub enum LocalhostNodePorts {
     Open,
 }
 
-/// What happens to forwarded packets in conntrack state INVALID, for example TCP packets outside of the window. NAT
+/// The treatment of forwarded packets in conntrack state INVALID, for example TCP packets outside of the window. NAT
 /// does not translate them: a reply to a client of a VIP has the source address of the endpoint, and the client resets
 /// its connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -140,7 +140,7 @@ pub enum Masquerade {
     Never,
     /// All.
     Always,
-    /// All but those from pods of this node.
+    /// All connections except those from pods of this node.
     UnlessPod,
 }
 

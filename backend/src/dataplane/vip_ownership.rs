@@ -22,7 +22,7 @@ pub struct VipOwnership {
 /// The effects of a commit on the ownership of VIPs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OwnershipChanges {
-    /// The service ports to program: those that changed, and those that gain or lose a contested VIP.
+    /// The service ports to program, because they changed, or gain or lose a contested VIP.
     pub(crate) service_ports: BTreeSet<ServicePortKey>,
     /// The VIPs that have got another owner, or have none any more.
     pub(crate) vips: Vec<(IpFamily, Vip)>,

@@ -39,7 +39,7 @@ const UNLISTED_TIMEOUT: Duration = Duration::from_secs(60);
 /// Addresses of frontends that are older are resolved again before they decide.
 const MAX_LIST_AGE: Duration = Duration::from_secs(1);
 
-/// What is known of frontends.
+/// The last messages and failures of frontends.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
     /// The frontend that is asked first.

@@ -1,4 +1,4 @@
-//! The applied state: what the last successful sync left in the kernel.
+//! The applied state: the objects of this backend in the kernel after the last successful sync.
 
 use std::collections::BTreeMap;
 
@@ -45,16 +45,16 @@ pub trait Applied: Send + 'static {
     }
 }
 
-/// What one service port should have in the kernel, in each family; `None`: nothing.
+/// The desired objects of a service port in the kernel, in each family; `None`: nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePortUpdate<D> {
     /// The service port.
     pub key: ServicePortKey,
-    /// What it should have.
+    /// The desired objects.
     pub desired: PerFamily<Option<D>>,
 }
 
-/// What each service port has in the kernel, in each family.
+/// The objects of each service port in the kernel, in each family.
 #[derive(Clone, Debug)]
 pub struct AppliedServicePorts<T>(BTreeMap<ServicePortKey, PerFamily<Option<T>>>);
 
@@ -82,7 +82,7 @@ impl<T> FromIterator<ServicePortUpdate<T>> for AppliedServicePorts<T> {
 }
 
 impl<T> AppliedServicePorts<T> {
-    /// What a service port has in a family.
+    /// The objects of a service port in a family.
     #[must_use]
     pub fn get(&self, key: &ServicePortKey, family: IpFamily) -> Option<&T> {
         self.0.get(key)?[family].as_ref()
@@ -94,7 +94,7 @@ impl<T> AppliedServicePorts<T> {
         self.0.contains_key(key)
     }
 
-    /// What the service ports have in a family.
+    /// The objects of the service ports in a family.
     pub fn of_family(&self, family: IpFamily) -> impl Iterator<Item = &T> {
         self.0.values().filter_map(move |service_port| service_port[family].as_ref())
     }
@@ -108,7 +108,7 @@ impl<T> AppliedServicePorts<T> {
         }
     }
 
-    /// The VIPs of a service port in both families; `vips` gives those of one.
+    /// The VIPs of a service port in both families; `vips` returns the VIPs of one family.
     pub fn vips<'a, V: IntoIterator<Item = &'a Vip>>(
         &'a self,
         key: &ServicePortKey,

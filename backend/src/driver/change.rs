@@ -1,4 +1,4 @@
-//! What the next transaction is to program, and what it has done.
+//! The input of a transaction, and its outcome.
 //!
 //! A VIP moves from service port A to B without two service ports having it in the kernel:
 //!
@@ -18,7 +18,7 @@ use crate::{
     dataplane::{Vip, VipOwnership},
 };
 
-/// What the next transaction is to program.
+/// The input of the next transaction.
 #[derive(Clone, Debug)]
 pub struct Change<'a> {
     /// The state to reach.
@@ -40,7 +40,7 @@ pub struct Change<'a> {
     pub(super) members: HashSet<ServicePortKey>,
     /// Whether the facts of the node or the cluster changed, from which the base ruleset follows.
     pub facts: bool,
-    /// Whether no other service port is to be programmed, so that what none needs can be removed.
+    /// Whether no other service port is to be programmed, so that objects which none needs can be removed.
     pub is_last: bool,
     /// How many objects the transaction may write.
     pub budget: usize,
@@ -49,7 +49,7 @@ pub struct Change<'a> {
 /// The VIPs that have got another owner, and the service ports that still have them in the kernel.
 pub(super) type HeldVips = HashMap<(IpFamily, Vip), BTreeSet<ServicePortKey>>;
 
-/// What a transaction has done.
+/// The outcome of a transaction.
 #[derive(Clone, Debug)]
 pub enum CommitOutcome {
     /// The kernel accepted it.
@@ -61,7 +61,7 @@ pub enum CommitOutcome {
     },
     /// The kernel rejected it, and nothing has changed that a later transaction would not find.
     Rejected(Rejection),
-    /// The kernel rejected what an IP family needs. It has to be read again, to program the other one alone.
+    /// The kernel rejected objects that an IP family needs. It has to be read again, to program the other family alone.
     UnusableFamily,
     /// The kernel rejected a part of it for this reason, and has to be read again.
     Unknown(String),

@@ -1,4 +1,4 @@
-//! What each data plane implements: reading the kernel, the size of a change, one transaction.
+//! The trait of a data plane: it reads the kernel, estimates a change, and executes one transaction.
 
 use std::{collections::BTreeSet, future::Future, time::Duration};
 
@@ -17,10 +17,10 @@ pub trait DataPlane: Send + 'static {
     /// See [`Backend::NAT`](crate::Backend::NAT).
     const NAT: Nat = Nat::Netfilter;
 
-    /// What a successful sync leaves in the kernel.
+    /// The objects of this backend in the kernel after a successful sync.
     type Applied: Applied;
 
-    /// Prepares the kernel and reads what it contains. Changes no service port.
+    /// Prepares the kernel and reads its content. Changes no service port.
     ///
     /// # Errors
     /// When the kernel could not be read.
@@ -48,7 +48,7 @@ pub trait DataPlane: Send + 'static {
     /// `applied` is as before.
     ///
     /// # Errors
-    /// When another transaction would fail as well. What the kernel contains is unknown then.
+    /// When another transaction would fail as well. The content of the kernel is unknown then.
     fn commit(
         &mut self,
         applied: &mut Self::Applied,
@@ -108,15 +108,15 @@ pub trait DataPlane: Send + 'static {
     }
 }
 
-/// A [`DataPlane`] that can record what would be written, instead of writing it.
+/// A [`DataPlane`] that can record its writes instead of executing them.
 pub trait DryRunPlane: DataPlane {
-    /// Writes nothing to the kernel from now on. Discards what was recorded before.
+    /// Writes nothing to the kernel from now on. Discards earlier records.
     ///
     /// # Errors
     /// When the kernel's interface has failed. Nothing may be written then either.
     fn begin_dry_run(&mut self) -> impl Future<Output = Result<()>> + Send;
 
-    /// Describes what was recorded, and discards it.
+    /// Describes the recorded writes, and discards them.
     ///
     /// # Errors
     /// When the kernel could not be read.
@@ -131,7 +131,7 @@ pub trait DryRunPlane: DataPlane {
 /// The kernel as it was read, or prepared.
 #[derive(Clone, Debug)]
 pub struct Synced<A> {
-    /// What the kernel contains.
+    /// The objects of this backend in the kernel.
     pub applied: A,
     /// How many objects were written.
     pub writes: usize,

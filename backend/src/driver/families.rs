@@ -73,7 +73,8 @@ impl UsableFamilies {
         }
     }
 
-    /// The kernel rejects what a family needs. If it does so twice, the other one is programmed alone from then on.
+    /// The kernel rejects objects that a family needs. After the second rejection, the other family is programmed
+    /// alone.
     ///
     /// # Errors
     /// If the other family cannot be programmed either, if this is the first failure, or if this family was programmed
@@ -100,7 +101,7 @@ impl UsableFamilies {
         Ok(())
     }
 
-    /// What a family needs is not installed.
+    /// The programs that a family needs are not installed.
     ///
     /// # Errors
     /// If the other family cannot be programmed either.

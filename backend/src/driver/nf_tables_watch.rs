@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   notification ── of our own transaction, or of foreign tables: counted ── of our objects: drift
-//!                └─ of what may have been ours: are all of ours there? if not: drift
+//!                └─ of an object that may have been ours: are all of ours there? if not: drift
 //!   notifications lost, or not subscribed ─▶ is the generation the one that was counted? if not: perhaps drift
 //! ```
 

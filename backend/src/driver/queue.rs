@@ -67,7 +67,7 @@ impl Queue {
         }
     }
 
-    /// What is to be written for a service port has changed.
+    /// The desired objects of a service port have changed.
     pub(super) fn changed(&mut self, key: &ServicePortKey) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.writes = None;

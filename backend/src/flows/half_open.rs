@@ -53,7 +53,7 @@ pub(super) struct HalfOpenPorts {
     pub(super) state: NodeState,
 }
 
-/// What the half-open connections to a VIP are compared with.
+/// The expectation about half-open connections to a VIP.
 #[derive(Clone, Debug)]
 struct HalfOpenTarget {
     namespace: Arc<str>,

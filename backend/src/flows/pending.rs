@@ -177,7 +177,7 @@ impl PendingFlows {
         self.udp_version += 1;
     }
 
-    /// Adds endpoints that departed, and forgets those beyond [`MAX_WAITING`].
+    /// Adds endpoints that departed, and forgets the endpoints beyond [`MAX_WAITING`].
     pub(super) fn add_half_open(&mut self, departed: DepartedEndpoints) {
         if departed.is_empty() {
             return;
@@ -194,7 +194,7 @@ impl PendingFlows {
         }
     }
 
-    /// Adds VIPs to those that were withdrawn.
+    /// Adds withdrawn VIPs.
     fn add_withdrawn(&mut self, vips: impl IntoIterator<Item = <WithdrawnVips as IntoIterator>::Item>) {
         self.withdrawn.extend(vips);
         if self.withdrawn.len() <= MAX_WITHDRAWN {

@@ -55,7 +55,7 @@ pub(super) enum FlowTargets {
 /// The VIPs that service ports have lost, each with the last one that had it.
 pub(super) type WithdrawnVips = BTreeMap<(IpFamily, Vip), ServicePortKey>;
 
-/// The VIPs of all UDP service ports in one family, and those that were withdrawn.
+/// The VIPs of all UDP service ports in one family, and the withdrawn VIPs.
 pub(super) type UdpVips = FlowVips<FlowTargets>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +71,7 @@ struct StaleFlows<'a, T> {
     family: IpFamily,
     /// The addresses of the node that serve node ports.
     addresses: &'a HashSet<IpAddr>,
-    /// What flows are compared with, in both families.
+    /// The VIPs that flows are compared with, in both families.
     vips: PerFamily<UdpVips>,
     flows: Vec<Flow>,
     deleted: usize,
@@ -177,7 +177,7 @@ pub(super) fn clean_up(
 }
 
 impl<T: FlowTable> StaleFlows<'_, T> {
-    /// Adds a flow if it is stale. Deletes those so far when a request to the kernel is full.
+    /// Adds a flow if it is stale. Deletes the flows so far when a request to the kernel is full.
     fn add(&mut self, flow: Flow, newest: impl FnMut() -> Option<PerFamily<UdpVips>>) -> netlink::Result<()> {
         if self.vips[self.family].is_stale(&flow) {
             self.flows.push(flow);

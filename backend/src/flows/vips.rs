@@ -14,7 +14,7 @@ use crate::{
     dataplane::{Vip, all_vips, vips},
 };
 
-/// What flows to VIPs are compared with, by VIP, in one family.
+/// The VIPs of one family, each with the value that flows to it are compared with.
 #[derive(Debug)]
 pub(super) struct FlowVips<T> {
     vips: HashMap<Vip, T>,

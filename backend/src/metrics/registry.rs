@@ -46,7 +46,7 @@ pub(crate) fn registry(observer: &Observer) -> Registry {
     registry
 }
 
-/// Durations and failures of syncs, of which only those that the backend can have.
+/// Durations of syncs, and the failures that the backend can have.
 fn syncs(metrics: &Metrics, backend: &str, registry: &mut Registry) {
     let Metrics { syncs, full, partial, programming, failures, partial_failures, .. } = metrics;
 

@@ -1,4 +1,4 @@
-//! A session with a frontend, and what establishes one.
+//! A session with a frontend, and the trait that establishes sessions.
 
 use std::{collections::VecDeque, mem, time::Duration};
 

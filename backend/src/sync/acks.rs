@@ -60,7 +60,7 @@ struct Received {
 pub(super) struct Trigger {
     pub(super) number: u64,
     pub(super) time: SystemTime,
-    /// What the commit changed.
+    /// The changes of the commit.
     pub(super) service_ports: BTreeSet<ServicePortKey>,
 }
 
@@ -119,7 +119,7 @@ impl Acks {
         Some(ack)
     }
 
-    /// The last ack with what is programmed now, if that differs.
+    /// The last ack again, if another part of the state is programmed now.
     fn again(&mut self, programmed: &Programmed) -> Option<Ack> {
         let (received, sent) = self.sent.as_mut()?;
         let mut ack = received.ack(programmed);

@@ -22,7 +22,8 @@ use proto::{
 use super::{Position, Target};
 use crate::{Changes, NodeState, ServiceName, ServicePortState, SyncReport, backend::Work};
 
-/// What the kernel lacks, except for the service ports that it rejects and the losses that are withheld.
+/// The part of the handed state that the kernel lacks, except for the service ports that it rejects and the losses that
+/// are withheld.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
     pub(super) service_ports: BTreeMap<ServicePortKey, BacklogEntry>,
@@ -32,7 +33,7 @@ pub(super) struct Backlog {
     pub(super) reconcile: Option<u64>,
 }
 
-/// What a call has completed.
+/// The service ports that a call has completed.
 #[derive(Debug, Default)]
 pub(super) struct Completed {
     pub(super) service_ports: BTreeMap<ServicePortKey, BacklogEntry>,
@@ -103,7 +104,7 @@ impl Backlog {
         let is_complete = |key: &ServicePortKey, entry: &mut BacklogEntry| !is_unfinished(key) && !lingers(key, entry);
         let service_ports = self.service_ports.extract_if(.., is_complete).collect();
 
-        // What a call has found to differ when it read the kernel.
+        // Service ports that a call has found to differ when it read the kernel.
         let mut is_known = ascending(self.service_ports.keys());
         let found: Vec<_> = unfinished.iter().filter(move |key| !is_known(key)).collect();
         let had = |key| BacklogEntry { had: handed.state.service_ports().shared(key), ..BacklogEntry::default() };

@@ -52,7 +52,7 @@ pub(crate) struct Programmer<B> {
     pub(crate) targets: watch::Receiver<Target>,
     /// The target of the last call of the backend.
     pub(crate) handed: Target,
-    /// What the kernel has of the handed target.
+    /// The progress of the kernel towards the handed target.
     pub(crate) programmed: watch::Sender<Programmed>,
     /// The service ports that the last successful call could not program.
     pub(crate) rejected: Vec<ServicePortFailure>,
@@ -246,7 +246,7 @@ impl<B: Backend> Programmer<B> {
     /// Makes a target the handed one, with the changes that lead to it.
     fn hand(&mut self, target: Target, changes: &Changes) {
         if !changes.is_empty() {
-            // Another process is not the only reason for what the call writes.
+            // Another process is not the only reason for the writes of the call.
             self.drifts.is_suspected = false;
         }
         self.programmed.send_if_modified(|programmed| {
@@ -295,7 +295,7 @@ impl<B: Backend> Programmer<B> {
         let (Completed { service_ports, concerns_all }, retried) = reported;
         let completed: Vec<_> = service_ports.iter().map(|(key, entry)| entry.change(key, &handed.state)).collect();
 
-        // The kernel may accept without a change what it rejected before.
+        // The kernel may accept service ports that it rejected before, without a change of them.
         let tried = completed.iter().map(|change| change.key).chain(&retried);
         self.flows.record(|pending| pending.programmed(concerns_all, tried));
         self.publish_healthy(&completed);
@@ -303,10 +303,10 @@ impl<B: Backend> Programmer<B> {
         self.publish();
     }
 
-    /// Counts what a call has repaired after drift.
+    /// Counts the repair of a call after drift.
     fn count_repairs(&mut self, report: &SyncReport) {
         if self.drifts.is_suspected && self.accepts_again(report) {
-            // Another process is not the only reason for what the call has written.
+            // Another process is not the only reason for the writes of the call.
             self.drifts.is_suspected = false;
         }
         if self.drifts.reported(report) {
@@ -324,7 +324,7 @@ impl<B: Backend> Programmer<B> {
             || unusable.iter().any(|(family, _)| !left_out.contains(family))
     }
 
-    /// Lets health-check node ports follow what a call has completed.
+    /// Lets health-check node ports follow the service ports that a call has completed.
     fn publish_healthy(&self, completed: &[ServicePortChange<'_>]) {
         let backlog = &self.programmed.borrow().backlog;
         // A load balancer sends connections to all ports of a node that it finds healthy.
@@ -350,7 +350,7 @@ impl<B: Backend> Programmer<B> {
     fn drifted(&mut self, drift: &Drift) {
         let repair_in = self.drifts.record(drift);
         if self.schedule.content != Content::Complete {
-            // The repair also writes what is unfinished.
+            // The repair also writes unfinished service ports.
             self.drifts.is_suspected = false;
         }
         self.schedule.invalidate(Instant::now() + repair_in);

@@ -1,4 +1,4 @@
-//! What programming reports: progress, metrics and log lines.
+//! The reports about programming: progress, metrics and log lines.
 
 use std::{
     sync::Arc,

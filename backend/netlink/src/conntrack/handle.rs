@@ -93,7 +93,7 @@ impl ConntrackHandle {
     /// Deletes these flows and returns how many existed. A missing flow is not an error.
     ///
     /// # Errors
-    /// The first rejection. The other flows of its batch are deleted, those of later batches are not.
+    /// The first rejection. The other flows of its batch are deleted; flows of later batches are not.
     pub fn delete(&mut self, list: &[Flow]) -> Result<usize> {
         let mut deleted = 0;
         for batch in list.chunks(DELETIONS_PER_SEND) {

@@ -84,7 +84,7 @@ impl IpsetHandle {
         self.request(&format!("create set {}", set.name), |buf| codec::write_create(buf, set))
     }
 
-    /// Adds entries and updates existing ones; returns those that the kernel rejected.
+    /// Adds entries and updates existing entries; returns the entries that the kernel rejected.
     ///
     /// # Errors
     /// When it is unknown which entries the kernel added, or the set does not exist.

@@ -48,7 +48,7 @@ impl IpvsHandle {
         self.request(cmd::GET_SERVICE, flags::DUMP, |_| {}, "list virtual servers", "a virtual server", read)
     }
 
-    /// Executes the commands in order and returns those that the kernel rejected. A rejected command does not stop the
+    /// Executes the commands in order and returns the rejected commands. A rejected command does not stop the
     /// others.
     ///
     /// # Errors

@@ -152,7 +152,7 @@ impl NftBatch {
         self.elements(msg::DELSETELEM, 0, table, from, deleted.into_iter().map(Element::without_data));
     }
 
-    /// `destroy element` for all elements, by their keys: deletes those that exist. Linux 6.3 and later.
+    /// `destroy element` for all elements, by their keys: deletes the elements that exist. Linux 6.3 and later.
     pub fn destroy_elements<'e>(
         &mut self,
         table: &Table,

@@ -67,7 +67,7 @@ impl NftHandle {
         request.collect(&mut self.socket, "a table", is_of_family, decode::table)
     }
 
-    /// `list chains`: those of the table; empty if the table does not exist.
+    /// `list chains`, of the table only; empty if the table does not exist.
     pub fn chains(&mut self, table: &Table) -> Result<Vec<Chain>> {
         // The kernel cannot select a table's chains.
         let request = Request::of(table, msg::GETCHAIN, "list chains");
@@ -75,7 +75,7 @@ impl NftHandle {
         request.collect(&mut self.socket, "a chain", is_of_table, decode::chain)
     }
 
-    /// `list sets` and `list maps`: those of the table; empty if the table does not exist.
+    /// `list sets` and `list maps`, of the table only; empty if the table does not exist.
     pub fn sets(&mut self, table: &Table) -> Result<Vec<Set>> {
         self.sets_where(table, |_| true)
     }

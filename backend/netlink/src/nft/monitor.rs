@@ -84,7 +84,7 @@ impl NftMonitor {
         self.socket.leave(abi::GROUP)
     }
 
-    /// Waits for events until the timeout, and returns those that are queued.
+    /// Waits for events until the timeout, and returns all queued events.
     pub fn wait(&mut self, timeout: Duration) -> Result<Vec<NftEvent>> {
         let mut events = Vec::new();
         let mut remaining = timeout;

@@ -38,7 +38,7 @@ pub(in crate::flows) struct Rejecter {
     /// With a kernel that lacks nf_tables.
     iptables: Option<Tools>,
     families: PerFamily<FamilyRules>,
-    /// What translates connections.
+    /// The part of the kernel that translates connections.
     pub(super) nat: Nat,
 }
 

@@ -20,7 +20,7 @@ const PROTO_SPECIFIED: u32 = 2;
 
 /// Defines [`Expr`] and its encoding. Each expression has its name in the kernel (`struct nft_expr_type`); each field
 /// its number in `enum nft_<name>_attributes`, in the order in which they are written. In a dump, attributes that are
-/// `ignored` may have any value, and those that are `zero` only this one. Expressions without such a table are
+/// `ignored` may have any value, and attributes that are `zero` only zero. Expressions without such a table are
 /// `others`.
 macro_rules! expressions {
     (
