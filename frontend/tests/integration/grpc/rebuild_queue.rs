@@ -76,7 +76,7 @@ async fn permit_of_a_client_that_does_not_read_expires() {
     let config = Config { rebuild_timeout: Duration::from_millis(200), ..config(1) };
     let server = Server::start(Transport::Unix, config, cluster(SERVICES)).await;
     let _stuck = stuck(&server).await;
-    until(&server, |stats| stats.rebuilds_running == 1).await;
+    until(&server, |stats| stats.rebuilds == 1).await;
     let mut stream = server.hello(hello("node-2")).await;
     let batches = stream.commit().await;
     assert!(batches.last().is_some_and(|batch| batch.commit));
