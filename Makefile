@@ -201,7 +201,7 @@ package: ### package the crates that a backend outside this repository uses, and
 	cargo package --quiet --locked -p fairlead-proto -p fairlead-runtime -p fairlead-netlink -p fairlead-iptables \
 		-p fairlead-backend
 
-image-rootfs: ### run the static program as its image does; IMAGE_PROFILE=release or dev
+image-rootfs: ### run the static program as its image does; IMAGE_PROFILE=dist, release or dev
 	@.ci/setup image
 	@.ci/image-rootfs build
 	@$(ROOT) .ci/image-rootfs run
