@@ -61,9 +61,8 @@ const IDLE_DURATION: Duration = Duration::from_secs(10);
 const ADDRESS: &str = "127.0.0.1:7600";
 /// Replaced pods per second. Each is two changes of slices.
 const POD_CHANGES: u32 = 20;
-/// Latency from a change of the API to the arrival of its bytes at a node: median and 99th percentile, in milliseconds.
-const LATENCY: Latency = Latency { median: Goal::AtMost(30.0), p99: Goal::AtMost(150.0) };
-const NO_GOAL: Latency = Latency { median: Goal::None, p99: Goal::None };
+/// CPU time of a frontend for a message and its Ack, in microseconds.
+const MESSAGE_GOAL: Goal = Goal::AtMost(27.0);
 /// The time over which a draining frontend spreads reconnects.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -90,13 +89,6 @@ struct Stage<'a> {
     fleet: Fleet,
     /// The thread of the API server and of the load.
     worker: Worker,
-}
-
-/// Latency goals.
-#[derive(Clone, Copy, Debug)]
-struct Latency {
-    median: Goal,
-    p99: Goal,
 }
 
 pub(crate) fn measure(report: &mut Report, lab: &Lab, options: &ScaleOptions) -> Result<()> {
@@ -185,7 +177,7 @@ impl<'a> Stage<'a> {
     fn steady(&self, report: &mut Report, frontend: &Process) -> Result<()> {
         Report::progress("replacing pods everywhere");
         let load = Load::pods(POD_CHANGES, LOAD_DURATION);
-        let events = self.run(report, frontend, "20 pod changes/s", load, (Goal::AtMost(1.0), LATENCY))?;
+        let events = self.run(report, frontend, "20 pod changes/s", load, MESSAGE_GOAL)?;
         let bytes = self.per_node(&self.metrics.received) / f64::from(events);
         report.add("20 pod changes/s, received by a node, each change", bytes, "bytes", Goal::AtMost(100.0));
         report.memory("frontend, memory after that", memory(frontend)?.resident, Goal::AtMost(512.0));
@@ -195,7 +187,7 @@ impl<'a> Stage<'a> {
     fn rollout(&self, report: &mut Report, frontend: &Process) -> Result<()> {
         Report::progress("replacing all endpoints of the largest service");
         let load = Load::rollout(&self.api, LOAD_DURATION);
-        self.run(report, frontend, "rollout of the largest service", load, (Goal::None, NO_GOAL))?;
+        self.run(report, frontend, "rollout of the largest service", load, Goal::None)?;
         let bytes = self.per_node(&self.metrics.received) / self.size.largest as f64;
         report.add("rollout, received by a node, each endpoint", bytes, "bytes", Goal::None);
         report.memory("frontend, memory after that", memory(frontend)?.resident, Goal::AtMost(512.0));
@@ -282,32 +274,26 @@ impl<'a> Stage<'a> {
     }
 
     /// Runs a load, waits until every node is up to date, and returns the number of changes.
-    fn run(
-        &self,
-        report: &mut Report,
-        frontend: &Process,
-        what: &str,
-        load: Load,
-        (cores, latency): (Goal, Latency),
-    ) -> Result<u32> {
+    fn run(&self, report: &mut Report, frontend: &Process, what: &str, load: Load, message_goal: Goal) -> Result<u32> {
         self.metrics.reset();
         let (usage, own, started) = (Usage::of(frontend)?, Usage::of_this()?, Instant::now());
         let (api, metrics) = (self.api.clone(), self.metrics.clone());
         let events = self.worker.handle.block_on(self.worker.handle.spawn(load.run(api, metrics)))?;
         let elapsed = started.elapsed().as_secs_f64();
-        let used = usage.since(frontend)? / elapsed;
-        report.add(&format!("{what}, CPUs of the frontend"), used, "cores", cores);
-        let used = own.since_this()? / elapsed;
-        report.add(&format!("{what}, CPUs of the benchmark"), used, "cores", Goal::None);
+        let cores = usage.since(frontend)? / elapsed;
+        report.add(&format!("{what}, CPUs of the frontend"), cores, "cores", Goal::None);
+        let own_cores = own.since_this()? / elapsed;
+        report.add(&format!("{what}, CPUs of the benchmark"), own_cores, "cores", Goal::None);
         report.add(&format!("{what}, changes of slices"), f64::from(events) / elapsed, "/s", Goal::None);
+
         self.agree()?;
-        let commits = self.per_node(&self.metrics.commits) / elapsed;
-        report.add(&format!("{what}, messages to each node"), commits, "/s", Goal::None);
-        for (name, permille, goal) in
-            [("p50", 500, latency.median), ("p99", 990, latency.p99), ("p99.9", 999, Goal::None)]
-        {
+        let messages = self.per_node(&self.metrics.commits) / elapsed;
+        report.add(&format!("{what}, messages to each node"), messages, "/s", Goal::None);
+        let message_micros = cores * 1e6 / (messages * f64::from(self.streams));
+        report.add(&format!("{what}, CPU time of a message with its Ack"), message_micros, "us", message_goal);
+        for (name, permille) in [("p50", 500), ("p99", 990), ("p99.9", 999)] {
             let latency = self.metrics.latency(permille);
-            report.duration(&format!("{what}, change to its bytes at a node, {name}"), latency, goal);
+            report.duration(&format!("{what}, change to its bytes at a node, {name}"), latency, Goal::None);
         }
         Ok(events)
     }
