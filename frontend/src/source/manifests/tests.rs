@@ -226,6 +226,13 @@ async fn config_map_volume_is_updated() {
 }
 
 #[tokio::test]
+async fn removed_directory_keeps_its_objects() {
+    let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x"))]).await;
+    fs::remove_dir_all(fixture.path("")).unwrap();
+    assert!(timeout(10 * REMOVAL_DELAY, fixture.updates.recv()).await.is_err());
+}
+
+#[tokio::test]
 async fn edit_of_one_of_a_thousand_files_opens_that_file_only() {
     let files: Vec<_> = (0..1_000).map(|n| (format!("{n}.yaml"), node(&format!("n{n}"), "x"))).collect();
     let files: Vec<_> = files.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
