@@ -35,7 +35,10 @@ use tracing::{error, warn};
 pub(crate) use self::document::parse_documents;
 #[cfg(feature = "testing")]
 pub(crate) use self::document::{ManifestFormat, parse_text};
-use self::{catalog::Catalog, events::FileEvents};
+use self::{
+    catalog::{Catalog, FileProblem, new_problems},
+    events::FileEvents,
+};
 use super::Freshness;
 use crate::object::{ObjectKind, SourceUpdate};
 
@@ -45,6 +48,9 @@ const DEBOUNCE: Duration = Duration::from_millis(2);
 /// How long a file must be missing before its objects are deleted. Editors move the old file away before they write the
 /// new one.
 pub(super) const REMOVAL_DELAY: Duration = Duration::from_millis(50);
+
+/// How many problems of files the status shows.
+const MAX_LISTED: usize = 100;
 
 struct DirectoryWatcher {
     directory: PathBuf,
@@ -56,7 +62,7 @@ struct DirectoryWatcher {
     arrived: Arc<Notify>,
     catalog: Catalog,
     /// The problems of the files at the last refresh.
-    problems: Vec<(OsString, String)>,
+    problems: Vec<FileProblem>,
     removal_delay: Duration,
     /// Where the problems of the files are reported.
     freshness: Freshness,
@@ -171,17 +177,22 @@ impl DirectoryWatcher {
         let (catalog, updates) = refresh.await.context("read manifests")?;
         self.catalog = catalog;
 
+        self.report_problems();
+        Ok(updates)
+    }
+
+    /// Logs the problems that are new, and shows the first ones in the status.
+    fn report_problems(&mut self) {
         let problems = self.catalog.problems();
-        for (file, problem) in problems.iter().filter(|problem| !self.problems.contains(problem)) {
+        for (file, problem) in new_problems(&self.problems, &problems) {
             warn!(?file, %problem, "manifest not used, or in part");
         }
-        self.freshness.set_file_problems(problems.iter().map(as_problem).collect());
+        self.freshness.set_file_problems(problems.iter().take(MAX_LISTED).map(as_problem).collect());
         self.problems = problems;
-        Ok(updates)
     }
 }
 
-fn as_problem((file, message): &(OsString, String)) -> Problem {
+fn as_problem((file, message): &FileProblem) -> Problem {
     let object = format!("manifest {}", file.display());
     Problem { object, field: String::new(), message: message.clone() }
 }

@@ -1,7 +1,7 @@
 //! The objects in the files of a directory, and the updates when files change.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, HashSet, btree_map::Entry},
     ffi::{OsStr, OsString},
     fs, io,
     path::{Path, PathBuf},
@@ -10,8 +10,8 @@ use std::{
 use super::document::{FileContents, ManifestFormat};
 use crate::object::{ObjectId, ObjectKind, ParsedObject, SourceUpdate};
 
-/// How many problems of files are reported.
-const MAX_LISTED: usize = 100;
+/// Why something in a file is not used, with the name of the file.
+pub(super) type FileProblem = (OsString, String);
 
 /// A directory as it was last read.
 #[derive(Debug, Default)]
@@ -58,8 +58,8 @@ impl Catalog {
         self.files_of.keys().filter(|id| id.0 == kind).filter_map(|id| self.used(id)).cloned().collect()
     }
 
-    /// Why something in the files is not used, with the files: the first problems.
-    pub(super) fn problems(&self) -> Vec<(OsString, String)> {
+    /// Those of all files.
+    pub(super) fn problems(&self) -> Vec<FileProblem> {
         let mut problems = Vec::new();
         for (name, file) in &self.files {
             problems.extend(file.problems.iter().map(|text| (name.clone(), text.clone())));
@@ -67,7 +67,6 @@ impl Catalog {
         for (id, files) in &self.files_of {
             problems.extend(files.iter().skip(1).map(|name| (name.clone(), duplicate(id))));
         }
-        problems.truncate(MAX_LISTED);
         problems
     }
 
@@ -128,6 +127,12 @@ impl Catalog {
             None => Some(SourceUpdate::Delete(id.0, id.1)),
         }
     }
+}
+
+/// The problems that were not there at the last refresh.
+pub(super) fn new_problems<'a>(last: &[FileProblem], now: &'a [FileProblem]) -> Vec<&'a FileProblem> {
+    let last: HashSet<_> = last.iter().collect();
+    now.iter().filter(|problem| !last.contains(problem)).collect()
 }
 
 fn duplicate((kind, object): &ObjectId) -> String {

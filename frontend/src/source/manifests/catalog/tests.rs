@@ -11,7 +11,7 @@ use crate::object::ObjectName;
 struct Fixture {
     directory: TempDir,
     catalog: Catalog,
-    known_problems: Vec<(OsString, String)>,
+    known_problems: Vec<FileProblem>,
 }
 
 impl Fixture {
@@ -40,7 +40,7 @@ impl Fixture {
         let updates = self.catalog.refresh(names, &removed);
 
         let problems = self.catalog.problems();
-        let new = problems.iter().filter(|problem| !self.known_problems.contains(problem));
+        let new = new_problems(&self.known_problems, &problems).into_iter();
         let new = new.map(|(file, problem)| format!("{}: {problem}", file.to_string_lossy())).collect();
         self.known_problems = problems;
         (updates.iter().map(summary).collect(), new)
@@ -102,6 +102,19 @@ fn only_changed_objects_are_updates() {
     assert_eq!(fixture.catalog.objects(ObjectKind::Service), []);
     fs::remove_file(fixture.path("a.yaml")).unwrap();
     assert_eq!(fixture.changes().0, ["n2 deleted"]);
+}
+
+#[test]
+fn new_problem_is_found_among_many_others() {
+    let mut fixture = Fixture::new();
+    for number in 0..200 {
+        fixture.write(&format!("a{number}.yaml"), "{");
+    }
+    assert_eq!(fixture.changes().1.len(), 200);
+
+    fixture.write("z.yaml", "{");
+    let (_, problems) = fixture.changes();
+    assert!(problems.len() == 1 && problems[0].starts_with("z.yaml: "), "{problems:?}");
 }
 
 #[test]
