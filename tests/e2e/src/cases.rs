@@ -110,6 +110,8 @@ macro_rules! conformance {
                 backends_are_terminated,
                 backends_are_killed,
                 #[shared]
+                the_frontend_is_terminated,
+                #[shared]
                 the_frontend_is_killed,
                 #[rules]
                 rebooted_node_programs_its_last_state,
@@ -169,6 +171,8 @@ macro_rules! conformance {
             }
             node_ports {
                 primary_addresses_answer,
+                #[rules]
+                no_address_answers_while_none_is_known,
                 #[shared]
                 node_ports_answer_while_the_node_object_is_missing,
                 #[rules]

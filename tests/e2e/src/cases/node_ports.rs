@@ -1,14 +1,18 @@
 //! The addresses of a node at which node ports answer.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+};
 
 use nix::sys::signal::Signal;
+use serde_json::json;
 
 use super::expect::{Check, Expected, check_all};
 use crate::{
     cluster::Cluster,
     deployment::{Backend, Deployment, TIMEOUT},
-    manifests::Service,
+    manifests::{Service, node_object},
     plan::{self, DualStack, IpFamily},
     wire::Protocol,
 };
@@ -35,6 +39,27 @@ pub fn primary_addresses_answer(backend: Backend) {
     checks.extend(self::checks(cluster, addresses(SECOND), Answer::No));
     checks.extend(loopback(cluster));
     check_all(&checks);
+}
+
+/// While the Node object has no addresses, and the backend knows none from before, node ports answer at none, rather
+/// than at all.
+pub fn no_address_answers_while_none_is_known(backend: Backend) {
+    let mut deployment = Deployment::start(backend, web);
+    let node = deployment.cluster().node('a');
+    let mut without_addresses = node_object(node, &node.pod_cidrs);
+    without_addresses["status"]["addresses"] = json!([]);
+    let name = node.name.clone();
+    deployment.stop_backends(Signal::SIGTERM);
+    fs::remove_file(deployment.state(deployment.cluster().node('a')).join("state")).expect("a state file");
+    deployment.manifests().write(&name, &[without_addresses]);
+    deployment.start_backends();
+
+    for answer in [Answer::No, Answer::Yes] {
+        deployment.wait_until_programmed();
+        let cluster = deployment.cluster();
+        check_all(&checks(cluster, cluster.node('a').address.both(), answer));
+        deployment.manifests().write_node(cluster.node('a'), &cluster.node('a').pod_cidrs);
+    }
 }
 
 /// A Node object that is deleted by mistake changes nothing: its node keeps the last known addresses and pod CIDRs,

@@ -41,6 +41,11 @@ pub fn backends_are_killed(backend: Backend) {
     run(backend, Component::Backends, Signal::SIGKILL);
 }
 
+/// The frontend shuts down cleanly: the message that asks nodes to reconnect writes nothing to their kernels.
+pub fn the_frontend_is_terminated(backend: Backend) {
+    run(backend, Component::Frontend, Signal::SIGTERM);
+}
+
 /// The frontend is killed without a clean shutdown.
 pub fn the_frontend_is_killed(backend: Backend) {
     run(backend, Component::Frontend, Signal::SIGKILL);
