@@ -11,8 +11,9 @@
 //!                                                     kernel <------------------------------------+
 //! ```
 //!
-//! Each subsystem is a module with a handle; its methods are the requests. The numbers of the kernel's headers are in
-//! `abi.rs` beside it, the encoding in `codec.rs`, `flow.rs` or `decode.rs`. Begin at [`nft::NftHandle`].
+//! Each subsystem is a module with a handle, whose methods are the requests (`rtnl` has functions). The numbers of the
+//! kernel's headers are in `abi.rs` beside it, the encoding in `codec.rs`, `flow.rs` or `decode.rs`. Begin at
+//! [`nft::NftHandle`].
 //!
 //! Calls block: the kernel executes a transaction inside `sendmsg`, in the caller's context. Keep a handle on a thread
 //! of its own (or in `spawn_blocking`), never on an async worker. Nothing here starts a process.

@@ -16,7 +16,7 @@ use super::decide::AddressClass;
 /// The most requests that wait on a node at a time. Each has a task and a connection, and any pod may ask.
 const MAX_PLACES: usize = 1024;
 
-/// Who asks about an address.
+/// Who asks about an address, in the order of the keys of one address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Asker {
     /// The address itself. Each request takes a place.

@@ -67,7 +67,7 @@ impl Queue {
         }
     }
 
-    /// The desired objects of a service port have changed.
+    /// What is left to write for a service port has changed.
     pub(super) fn changed(&mut self, key: &ServicePortKey) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.writes = None;

@@ -53,7 +53,7 @@ pub(super) struct HalfOpenPorts {
     pub(super) state: NodeState,
 }
 
-/// The expectation about half-open connections to a VIP.
+/// The endpoints to which half-open connections to a VIP must not lead any more.
 #[derive(Clone, Debug)]
 struct HalfOpenTarget {
     namespace: Arc<str>,

@@ -70,7 +70,8 @@ pub(super) struct OpenSession {
 
 /// When another frontend is tried, because this one does not follow the API.
 struct ReplacementTimer {
-    /// The time of the next try; `None` while the frontend follows the API, or until `from`.
+    /// The time of the next try; `None` while the frontend follows the API, and until the first message after `from`
+    /// that says otherwise.
     at: Option<Instant>,
     /// The earliest time of the next try.
     from: Instant,

@@ -103,7 +103,8 @@ impl From<Response<String>> for Answer {
     }
 }
 
-/// A server: all its sockets have one clone each.
+/// A server: each of its sockets has a clone. [`Closed`] starts when the last clone is dropped, so there must be no
+/// other one.
 #[derive(Clone)]
 struct HttpServer {
     /// Names the server in log lines.
@@ -210,6 +211,7 @@ impl Serving {
         let Self { server, mut tasks } = self;
         let name = server.name;
         drop(listener);
+        // With the last one, `Closed` starts.
         drop(server);
 
         let finished = async { while tasks.join_next().await.is_some() {} };

@@ -149,8 +149,8 @@ impl NodeRules {
                 continue;
             }
 
-            let endpoint = traversal.path.endpoint;
-            let masquerade = traversal.path.masquerade.clone();
+            let endpoint_before = traversal.path.endpoint;
+            let masquerade_before = traversal.path.masquerade.clone();
             let verdict = match chain {
                 Some((table, name, policy)) => evaluate_base_chain(traversal, table, name, policy)?,
                 None => ipvs::schedule(traversal)?,
@@ -159,7 +159,8 @@ impl NodeRules {
                 return Ok(verdict);
             }
 
-            let has_changed = endpoint != traversal.path.endpoint || masquerade != traversal.path.masquerade;
+            let has_changed =
+                endpoint_before != traversal.path.endpoint || masquerade_before != traversal.path.masquerade;
             is_translated |= is_nat && has_changed;
         }
         Ok(ChainVerdict::Accept)

@@ -69,7 +69,7 @@ pub fn gzip_batch(batch: &model::Batch, operations: &[DeflatedOperations]) -> By
 
     frame.put_slice(&HEAD);
     frame.put_u8(STORED);
-    // The head has a few dozen bytes.
+    // The head of the batch has a few dozen bytes.
     frame.put_u16_le(head.len() as u16);
     frame.put_u16_le(!(head.len() as u16));
     frame.put_slice(&head);

@@ -39,7 +39,7 @@ pub struct NftBatch {
     buf: Vec<u8>,
     /// The offset of each operation.
     starts: Vec<usize>,
-    /// The sets in the batch, to print their elements.
+    /// The sets in the batch, with which their elements and the rules that use them are printed.
     sets: Vec<DescribedSet>,
 }
 
@@ -162,7 +162,7 @@ impl NftBatch {
         self.elements(msg::DESTROYSETELEM, 0, table, from, destroyed.into_iter().map(Element::without_data));
     }
 
-    /// Remembers the layout of a set, to print its elements, and the rules that use it.
+    /// Remembers the definition of a set, with which its elements are printed, and the rules that use the set.
     fn describe_set(&mut self, table: &Table, set: &Set) {
         let family = table.family.number() as u8;
         if self.set(family, &table.name, &set.name).is_none() {

@@ -157,8 +157,8 @@ impl<K: Watchable> Verifier<'_, K> {
         after_silence.min(after_failure)
     }
 
-    /// Compares all versions. Fails if the watch has missed changes: of the objects that differ alike in two
-    /// comparisons. An event that is on its way arrives between the comparisons.
+    /// Compares all versions. Fails if the watch has missed changes, those of objects that differ alike in two
+    /// comparisons: an event that is on its way arrives between the comparisons.
     async fn compare(&mut self) -> Result<(), RequestError> {
         self.compared = Some(Instant::now());
         let first = self.differing().await?;
