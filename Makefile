@@ -126,9 +126,9 @@ test-shared: ### the conformance cases that `make test` leaves to other backends
 	@.ci/setup test
 	$(ROOT) cargo nextest run --cargo-quiet --locked -p fairlead --test e2e --run-ignored only iptables::
 
-test-properties: ### the property tests with other random values than those of `make test`, three times
+test-properties: ### the property tests with other random values than those of `make test`, six times
 	@.ci/setup test
-	for _ in 1 2 3; do \
+	for _ in 1 2 3 4 5 6; do \
 		$(ROOT) env PROPTEST_RNG_SEED=$$(od -An -N6 -tu8 /dev/urandom | tr -d " ") cargo nextest run --cargo-quiet --locked --lib \
 			-p fairlead-proto -p fairlead-frontend -p fairlead-netlink -p fairlead-backend-nft || exit 1; \
 	done

@@ -36,7 +36,7 @@ async fn from_scratch(state: &NodeState) -> Fake {
 
 #[tokio::test]
 async fn updates_have_the_result_of_a_reconcile() {
-    for seed in 0..30 {
+    for seed in 0..15 {
         let (kernel, mut history) = (Fake::default(), History::new(seed));
         history.jump();
         let mut driver = driver(&kernel);

@@ -94,7 +94,7 @@ fn apply_to_map(objects: &mut BTreeMap<(ObjectKind, ObjectName), ParsedObject>, 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 250, ..ProptestConfig::default() })]
 
     #[test]
     fn any_history_equals_an_index_from_scratch(

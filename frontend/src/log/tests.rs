@@ -190,7 +190,7 @@ fn check_history(events: Vec<Event>, limits: HistoryLimits) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
     fn nodes_have_the_state_of_the_objects(events in vec(any_event(), 0..80)) {

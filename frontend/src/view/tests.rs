@@ -77,7 +77,7 @@ fn node_view(view: &ServicePortView, node: &str, zone: &str) -> reference::NodeV
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]
     fn view_equals_the_reference(service in any_service(), slices in vec(any_slice(), 0..4)) {

@@ -24,8 +24,8 @@ use crate::{
 
 /// Timeout for one change.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Between two reads of the rules.
-const POLL: Duration = Duration::from_millis(5);
+/// Between two reads of the rules, each of which starts two programs with iptables.
+const POLL: Duration = Duration::from_millis(30);
 
 /// A program with a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

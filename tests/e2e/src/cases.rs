@@ -38,9 +38,9 @@ mod expect;
 /// - Without a mark `make test` runs it with all backends: it is about objects that each backend computes or writes
 ///   with code of its own.
 /// - With `rules` it runs with nftables and iptables-nft. It is about rules of netfilter, conntrack, or settings, which
-///   a packet meets before or after IPVS, or about a kind of VIP for which IPVS has no code of its own. The rules of
-///   both variants of iptables are the same text; what writes and reads them, cases without a mark test with
-///   iptables-legacy.
+///   a packet meets before or after IPVS, about a kind of VIP for which IPVS has no code of its own, or about another
+///   change of objects that a case without a mark changes. The rules of both variants of iptables are the same text;
+///   what writes and reads them, cases without a mark test with iptables-legacy.
 /// - With `shared` it runs with nftables: it is about what the frontend decides, the stream, the state file, the
 ///   command line, or listeners of the process; or another kind of VIP with the same detection of local traffic.
 #[macro_export]
@@ -63,6 +63,7 @@ macro_rules! conformance {
                 cluster_ip,
                 #[rules]
                 external_ip,
+                #[rules]
                 load_balancer_ip,
                 node_port,
                 cluster_ip_with_masquerade_all,
@@ -80,6 +81,7 @@ macro_rules! conformance {
             endpoints {
                 endpoints_get_equal_shares,
                 a_pod_reaches_itself,
+                #[rules]
                 direct_connections_to_host_network_endpoints_keep_their_source,
                 #[shared]
                 terminating_endpoints_are_used_if_none_is_ready,
@@ -90,9 +92,12 @@ macro_rules! conformance {
                 endpoint_drains_and_is_removed,
                 endpoints_are_added_and_replaced,
                 first_endpoint_is_added_and_last_removed,
+                #[rules]
                 first_local_endpoint_is_used_at_once,
                 services_are_created_and_deleted,
+                #[rules]
                 port_changes_apply_at_once,
+                #[rules]
                 policy_changes_apply_at_once,
             }
             drained {
@@ -101,6 +106,7 @@ macro_rules! conformance {
                 kubelet_asks_for_a_pod_by_its_address,
                 #[rules]
                 kubelet_asks_at_the_port_of_health_checks,
+                #[rules]
                 hook_waits_for_the_next_backend,
                 #[shared]
                 hooks_of_many_pods_are_answered_beside_probes_of_others,
@@ -154,6 +160,7 @@ macro_rules! conformance {
             health {
                 #[shared]
                 health_check_ports_open_and_close,
+                #[rules]
                 health_checks_are_answered_at_load_balancer_ips,
             }
             cluster_ips {
@@ -170,6 +177,7 @@ macro_rules! conformance {
                 ports_of_kubelet_and_api_server_are_protected,
             }
             node_ports {
+                #[rules]
                 primary_addresses_answer,
                 #[rules]
                 no_address_answers_while_none_is_known,
@@ -186,11 +194,13 @@ macro_rules! conformance {
                 timeout_changes_apply_at_once,
                 affinity_is_turned_on_and_off,
                 recreated_service_has_no_clients,
+                #[rules]
                 policy_local_keeps_local_pods,
                 clients_inside_move_at_once_under_policy_local,
             }
             source_ranges {
                 only_sources_in_a_range_connect,
+                #[rules]
                 range_changes_apply_at_once,
                 node_in_a_range_may_use_the_load_balancer_ip_as_source,
             }
@@ -202,6 +212,7 @@ macro_rules! conformance {
                 single_stack_services_serve_one_family,
                 #[shared]
                 leading_zeros_in_addresses_are_decimal,
+                #[rules]
                 protocols_are_independent,
                 #[rules]
                 ports_are_renamed,
@@ -213,6 +224,7 @@ macro_rules! conformance {
                 relabelled_slice_moves_its_endpoints,
                 #[shared]
                 duplicate_address_is_that_of_the_live_pod,
+                #[rules]
                 pods_may_differ_in_target_ports,
                 #[rules]
                 irrelevant_changes_write_nothing,
@@ -226,9 +238,11 @@ macro_rules! conformance {
             udp_flows {
                 client_moves_when_its_endpoint_is_removed,
                 client_is_rejected_until_the_next_endpoint,
+                #[rules]
                 flows_end_with_their_vip,
                 #[rules]
                 flows_follow_their_vip_to_another_service,
+                #[rules]
                 client_from_before_the_service_is_answered,
                 #[rules]
                 clients_move_at_every_node_address,

@@ -16,7 +16,7 @@ const ATTEMPTS: u64 = 40;
 const PODS: [&str; 2] = ["pod-a-1", "pod-b-1"];
 const NODE_PORT: u16 = 30_080;
 /// Services and ports of each, in the test with so many that a backend programs them in several transactions.
-const SERVICES: u8 = 180;
+const SERVICES: u8 = 110;
 const PORTS: u16 = 5;
 const REMOVED: &str = "removed the objects of another mode of Fairlead";
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use fuzz::{FuzzTarget, Mutator};
 
 /// How long the inputs of a target are changed.
-const MUTATE: Duration = Duration::from_secs(2);
+const MUTATE: Duration = Duration::from_millis(500);
 
 fn replay(name: &str) {
     let target = FuzzTarget::named(name).unwrap();
