@@ -207,7 +207,8 @@ impl<K: Kernel> IpvsDataPlane<K> {
         let id = if entries.is_empty() {
             0
         } else {
-            applied.ids.give(key, &applied.observed).context("there are more service ports than marks")?
+            let given = applied.ids.give(key, &applied.observed);
+            given.with_context(|| format!("no packet mark is left for service port {key}"))?
         };
 
         let node_ports = self.node_port_addresses(state, &applied.foreign_addresses);

@@ -146,7 +146,7 @@ impl<K: Kernel> NftDataPlane<K> {
         }
         if let Err(error) = self.kernel.forget_clients(clients).await {
             let error = format!("{error:#}");
-            warn!(error, "clients of session affinity stay until their timeout, although no service port has them");
+            warn!(error, "cannot delete unused session-affinity entries, which stay until their timeout");
         }
     }
 }

@@ -291,7 +291,7 @@ impl<P: DataPlane> Driver<P> {
                     self.observe(state).await?;
                 }
                 CommitOutcome::Unknown(reason) => {
-                    warn!(reason, "the kernel has to be read again, reconciling");
+                    warn!(reason, "the content of the kernel is unknown, reconciling");
                     self.observe(state).await?;
                 }
                 CommitOutcome::Rejected(rejection) => {

@@ -123,7 +123,7 @@ pub(crate) enum Violation {
     NoWelcome,
     #[error("second Welcome in a session")]
     SecondWelcome,
-    #[error("resume of epoch {0}, of which nothing is committed here")]
+    #[error("cannot resume epoch {0}: this node has no committed state of that epoch")]
     NothingToResume(Epoch),
     #[error("batch with base revision {base}, but revision {committed} is committed")]
     Base { base: Revision, committed: Revision },
@@ -279,7 +279,7 @@ impl Replica {
     fn welcome(&mut self, welcome: Welcome) -> Result<(), Violation> {
         let Welcome { epoch, mode, source_version, kind_versions, is_outdated: _ } = welcome;
         for (kind, version, committed) in kind_versions.older_kinds(self.kind_versions) {
-            warn!(kind, %version, %committed, "the frontend has older objects of a kind than this node");
+            warn!(kind, %version, %committed, "the frontend's objects of this kind are older than this node's");
         }
         if is_older(source_version, self.source_version) {
             let committed = self.source_version;

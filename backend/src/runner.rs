@@ -181,7 +181,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             // The follower comes first, so that a programmed state is acked before the next one is programmed. The
             // listeners stay open until the state is stored.
             tokio::join!(biased; follower.run(shutdown.clone()), programmer.run(shutdown));
-            info!("stopped, the kernel is left as it is");
+            info!("stopped, leaving the kernel unchanged");
         };
         tokio::select! {
             () = both => Ok(()),

@@ -190,7 +190,7 @@ impl Store {
         let Self { newest, mut writer, .. } = self;
         drop(newest);
         if timeout(limit, writer.join_next()).await.is_err() {
-            warn!("the last commits are not in the state file: the disk does not answer");
+            warn!("the state file lacks the last commits: the disk is not responding");
         }
     }
 }

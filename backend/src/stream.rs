@@ -109,7 +109,7 @@ impl<C: Connect> StreamFollower<C> {
                         return StreamEvent::Replaced;
                     }
                     Err(error) => {
-                        info!(error = chain(error.as_ref()), "no frontend is known to follow the API, staying");
+                        info!(error = chain(error.as_ref()), "found no other frontend that follows the API, staying");
                         self.end_replacement();
                     }
                 },
@@ -201,6 +201,6 @@ async fn welcomed(connecting: BoxFuture<'static, Result<Session>>) -> Result<Ope
     let mut session = connecting.await?;
     match session.messages.recv().await.context("the frontend ended the stream")? {
         first @ ServerMessage::Welcome(Welcome { is_outdated: false, .. }) => Ok(OpenSession::begun(session, first)),
-        _ => bail!("the only other frontend does not follow the API either, or ends"),
+        _ => bail!("the only other frontend does not follow the API either, or is shutting down"),
     }
 }

@@ -219,7 +219,7 @@ fn look_up(
             listing.foreign.retain(|(of, _)| *of != map);
             Ok(KeyLookup::Unsuitable)
         }
-        Err(error) => Err(error).with_context(|| format!("look elements of {} up", map.name())),
+        Err(error) => Err(error).with_context(|| format!("look up elements of {}", map.name())),
     }
 }
 
@@ -260,7 +260,7 @@ fn delete_clients(handle: &mut NftHandle, clients: &[ForgottenClients]) -> Resul
             batch.destroy_elements(&table, &map, deleted.iter().map(|key| nft::Element::key(key)));
 
             let before = handle.generation().context("read the nf_tables generation")?;
-            handle.commit(&batch).context("delete clients that no service port has")?;
+            handle.commit(&batch).context("delete unused session-affinity entries")?;
             let after = handle.generation().context("read the nf_tables generation")?;
             committed += usize::from(after != before);
         }

@@ -39,8 +39,8 @@ impl Credentials {
         name: Option<&str>,
     ) -> Result<(Endpoint, Option<OwnCertificate>)> {
         let authorities = self.authorities.as_ref().context(
-            "an https address needs --tls-ca: a file with the CA certificate (PEM) that has signed the certificate of \
-             the frontend",
+            "an https address requires --tls-ca: a PEM file with the CA certificate that signed the frontend's \
+             certificate",
         )?;
         let authorities = Certificate::from_pem(read(authorities, "--tls-ca").await?);
         let mut config = ClientTlsConfig::new().timeout(CONNECT_TIMEOUT).ca_certificate(authorities);

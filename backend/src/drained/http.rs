@@ -203,7 +203,7 @@ pub fn request_path(timeout: Duration, addresses: &[IpAddr]) -> String {
 }
 
 fn parse_address(text: &str) -> Result<IpAddr, String> {
-    let address: IpAddr = text.parse().map_err(|_| format!("address: {text:?} is no IP address"))?;
+    let address: IpAddr = text.parse().map_err(|_| format!("address: {text:?} is not an IP address"))?;
     Ok(address.to_canonical())
 }
 
@@ -211,7 +211,7 @@ fn parse_timeout(value: &str) -> Result<Duration, String> {
     let max_seconds = MAX_TIMEOUT.as_secs();
     match value.strip_suffix('s').unwrap_or(value).parse() {
         Ok(seconds) if seconds <= max_seconds => Ok(Duration::from_secs(seconds)),
-        _ => Err(format!("timeout: {value:?} is no number of seconds up to {max_seconds}")),
+        _ => Err(format!("timeout: {value:?} is not a number of seconds up to {max_seconds}")),
     }
 }
 
@@ -227,7 +227,7 @@ fn log(address: IpAddr, waited: Duration, drained: &Drained) {
         Drained::Yes { absent, silent } => info!(%address, waited_ms, absent, ?silent, "pod is drained"),
         Drained::No(reason) => info!(%address, waited_ms, %reason, "pod is not drained in time"),
         Drained::Unknown => debug!(%address, waited_ms, "pod is in no EndpointSlice"),
-        Drained::NoAnswer(reason) => info!(%address, waited_ms, %reason, "not known whether the pod is drained"),
+        Drained::NoAnswer(reason) => info!(%address, waited_ms, %reason, "cannot tell whether the pod is drained"),
     }
 }
 

@@ -78,7 +78,7 @@ impl ListenAddresses {
         self.backoff.reset();
         if let Some(Recovery { count: failures, duration }) = self.failures.recovered() {
             let after_ms = duration.as_millis();
-            info!(failures, after_ms, "the node's addresses for health-check node ports could be listed again");
+            info!(failures, after_ms, "listed the node's addresses for health-check node ports again");
         }
     }
 

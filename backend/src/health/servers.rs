@@ -230,7 +230,7 @@ impl HealthCheckServers {
         let recovery = self.failing.remove(&listener).and_then(|mut failing| failing.repeated.recovered());
         if let Some(Recovery { count: failures, duration }) = recovery {
             let after_ms = duration.as_millis();
-            info!(%service, port, %family, failures, after_ms, "health-check node port could be opened again");
+            info!(%service, port, %family, failures, after_ms, "opened the health-check node port after failures");
         }
     }
 
@@ -266,7 +266,7 @@ impl HealthCheckServers {
         occurrence.is_news &= has_line;
         warn_if_news!(
             occurrence, %service, port, %family, error, retry_in_ms,
-            "cannot open a health-check node port, which is opened as soon as that is possible"
+            "cannot open a health-check node port, retrying"
         );
         failing.error = error;
     }
@@ -305,7 +305,7 @@ impl PortLines {
         self.line_at = self.bucket.take(LINE_RATE, now).err();
         if self.line_at.is_none() {
             let count = mem::take(&mut self.others);
-            info!(count, "opened or closed other health-check node ports, or could not open them");
+            info!(count, "opened, closed or failed to open further health-check node ports");
         }
     }
 }

@@ -79,7 +79,7 @@ impl StoredState {
         ensure!(xxh64(&file, 0) == checksum, "its checksum is wrong");
 
         let boot = String::from_utf8(take(&mut file)?.into()).context("the boot id is invalid")?;
-        let ServerMessage::Welcome(welcome) = take_message(&mut file)? else { bail!("there is no Welcome") };
+        let ServerMessage::Welcome(welcome) = take_message(&mut file)? else { bail!("the Welcome is missing") };
 
         let mut state = NodeState::new(NodeInfo::unknown(node));
         let mut rejected = Vec::new();
@@ -94,10 +94,10 @@ impl StoredState {
                     ensure!(state.digests().total() == digest, "the state differs from its digest{reason}");
                     break revision;
                 }
-                _ => bail!("there is a message that does not belong in a state file"),
+                _ => bail!("it contains an unexpected message"),
             }
         };
-        ensure!(file.is_empty(), "there is more after the last message");
+        ensure!(file.is_empty(), "it has data after the last message");
 
         let Welcome { epoch, source_version, kind_versions, is_outdated, mode: _ } = welcome;
         let boot = Some(boot.into()).filter(|boot: &Arc<str>| !boot.is_empty());
@@ -138,5 +138,5 @@ fn take(chunks: &mut Bytes) -> Result<Bytes> {
 }
 
 fn take_message(chunks: &mut Bytes) -> Result<ServerMessage> {
-    ServerMessage::try_from(EncodedMessage::from_bytes(take(chunks)?)).context("a chunk is no valid message")
+    ServerMessage::try_from(EncodedMessage::from_bytes(take(chunks)?)).context("a chunk is not a valid message")
 }

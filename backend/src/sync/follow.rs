@@ -116,9 +116,9 @@ impl<C: Connect> Follower<C> {
         let withheld = self.replica.losses.withheld_service_ports();
         if let Some(loss) = loss {
             error!(
-                service_ports = withheld,
-                "withholding a loss that exceeds --max-loss, or follows one that did: {loss}; these service ports keep \
-                 their endpoints until a snapshot confirms the loss, everything else is applied"
+                service_ports = withheld, %loss,
+                "withholding a loss of endpoints that exceeds --max-loss or follows such a loss: the service ports \
+                 keep their endpoints until a snapshot confirms the loss, all other changes are applied"
             );
         }
         self.progress.send_modify(|progress| {

@@ -219,7 +219,7 @@ impl<B: Backend> Programmer<B> {
 
         if self.is_programmed().await {
             let wait_ms = ADOPTION.as_millis();
-            info!(wait_ms, "the kernel is programmed, it is left as it is until a frontend answers");
+            info!(wait_ms, "the kernel is already programmed, leaving it unchanged until a frontend responds");
             let _ = timeout_at(begun + ADOPTION, self.targets.wait_for(is_answered)).await;
         }
     }
@@ -238,7 +238,7 @@ impl<B: Backend> Programmer<B> {
         };
 
         answer.unwrap_or_else(|error| {
-            warn!(error = format!("{error:#}"), "cannot find out whether the kernel is programmed");
+            warn!(error = format!("{error:#}"), "cannot determine whether the kernel is programmed");
             true
         })
     }

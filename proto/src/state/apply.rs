@@ -33,8 +33,8 @@ pub enum RejectedOperation {
         /// How many of them there are.
         count: usize,
     },
-    /// The facts of another node.
-    #[error("facts of another node: {0}")]
+    /// The info of another node.
+    #[error("node info is for node {0}, not for this node")]
     OtherNode(String),
     /// A number without a digest bucket.
     #[error("digest bucket {0} does not exist")]

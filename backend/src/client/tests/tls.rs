@@ -195,7 +195,7 @@ async fn tls_errors_advise_what_to_do() {
     let error = failure(address.clone(), credentials.clone()).await;
     assert!(error.contains("tls.key is not the private key of --tls-cert"), "{error}");
     let error = failure(address, Credentials { authorities: None, ..credentials.clone() }).await;
-    assert!(error.contains("an https address needs --tls-ca: a file with the CA certificate"), "{error}");
+    assert!(error.contains("an https address requires --tls-ca: a PEM file with the CA certificate"), "{error}");
     write(dir.path(), &ours, &ours, "token").await;
 
     let (address, _tokens) = serve_as(&ours, ours.sign_expired("localhost")).await;
