@@ -76,7 +76,9 @@ pub enum SessionError {
     #[error("a message before the Welcome: after Hello, wait for Welcome")]
     TooEarly,
     /// The client acknowledged another commit or bookmark than the one in flight, or the last one again.
-    #[error("ack.received_number: is {number}, after {acked} in the last Ack: count each commit and bookmark once")]
+    #[error(
+        "ack.received_number: is {number}, but was {acked} in the last Ack: count each commit and bookmark exactly once"
+    )]
     UnexpectedAck {
         /// The number in the Ack.
         number: u64,
@@ -110,7 +112,7 @@ pub enum SessionError {
     #[error("cannot decode a message: {0}")]
     Undecodable(String),
     /// A message of the client is too large.
-    #[error("a message is larger than {} KiB: of the failures send the first 256 KiB", MAX_MESSAGE_BYTES >> 10)]
+    #[error("a message is larger than {} KiB: send only the first 256 KiB of failures", MAX_MESSAGE_BYTES >> 10)]
     TooLarge,
     /// The client did not end its stream after a Drain.
     #[error("{reason}, and the client did not end its stream within {grace:?} of Drain: reconnect")]
@@ -196,7 +198,8 @@ pub(crate) async fn run(
 fn admit(context: &FrontendContext, identity: &Identity, hello: &Hello) -> Result<StreamPermit, SessionError> {
     let Hello { node, role, .. } = hello;
     if !is_node_name(node) {
-        let reason = "is no name of a Node, which has at most 253 lower case letters, digits, '-' and '.'".to_owned();
+        let reason =
+            "is not a valid name of a Node, which has at most 253 lower case letters, digits, '-' and '.'".to_owned();
         return Err(InvalidMessage { field: "hello.node".to_owned(), reason }.into());
     }
 

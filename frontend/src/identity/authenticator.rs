@@ -53,7 +53,7 @@ pub enum AuthnError {
     #[error("cannot review tokens at the moment, try again later: {0}")]
     Unavailable(String),
     /// Too many tokens of the client, or of all unknown clients, have been reviewed.
-    #[error("too many tokens were reviewed for clients like this one, try again in {0}s")]
+    #[error("too many token reviews for this client or its source address, try again in {0} s")]
     TooManyReviews(u64),
 }
 

@@ -196,7 +196,7 @@ fn oldest_service_gets_the_vip_and_the_next_one_after_its_deletion() {
     assert_eq!(
         messages(&index, "a-new"),
         ["spec.clusterIPs: 10.96.0.1, port 80/TCP is used by ns/z-old:http/tcp, whose Service is older: not served \
-             here; change one of them"]
+             for this Service; change one of them"]
     );
     index.apply(SourceUpdate::Delete(ObjectKind::Service, ObjectName::new("ns", "z-old")));
     apply_changes(&mut index, &mut views);
@@ -215,7 +215,8 @@ fn of_services_of_equal_age_the_name_that_sorts_first_decides() {
         };
         let (index, views) = indexed([claiming("b"), claiming("a")]);
         assert!(views[&key("a")].port.node_port.is_some() && views[&key("b")].port.node_port.is_none());
-        let why = "is used by ns/a:http/tcp, whose Service is as old, and whose name sorts first: not served here";
+        let why =
+            "is used by ns/a:http/tcp, whose Service is equally old and has the name that sorts first: not served";
         let messages = messages(&index, "b");
         assert_eq!(messages.iter().filter(|message| message.contains(why)).count(), 2, "{messages:?}");
     }
@@ -235,7 +236,7 @@ fn oldest_service_gets_the_node_port() {
     assert_eq!(
         messages(&index, "a"),
         ["spec.ports[http/TCP].nodePort: 30000/TCP is used by ns/b:http/tcp, whose Service is older: not served \
-             here; change one of them"]
+             for this Service; change one of them"]
     );
 }
 
@@ -428,7 +429,7 @@ fn load_balancer_ip_goes_before_an_external_ip_of_an_older_service() {
     assert_eq!(
         messages(&index, "external"),
         ["spec.externalIPs: 192.0.2.1, port 80/TCP is used by ns/newer:http/tcp, for which it is a load-balancer IP: \
-          not served here; change one of them"]
+          not served for this Service; change one of them"]
     );
     assert_eq!(index.problems.counts().vip_conflicts, 2);
     // Closed, because its ranges cannot be used: no other Service gets the address.

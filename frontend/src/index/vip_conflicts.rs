@@ -2,7 +2,7 @@
 //!
 //! - Of several service ports that claim one (VIP, port, protocol) or one (node port, protocol), one gets it: a
 //!   load-balancer IP goes before an external IP, then the older Service before the newer one; a Service without a
-//!   creation time counts as the newest. Of two that are as old, the one whose name sorts first goes before. When the
+//!   creation time counts as the newest. Of two of equal age, the one whose name sorts first goes before. When the
 //!   winner is removed, the next one gets it.
 //! - At the address of a Node, an external or load-balancer IP, the node ports and the ports of health checks are the
 //!   same: of those that claim one port, one gets it, by the same rule. A node port is served at every Node, so that it
@@ -337,7 +337,7 @@ impl<'c> Resolution<'_, 'c> {
     /// Why another service port goes before this one if both claims are of the same kind.
     fn precedence(&self, claimant: &Claimant) -> &'static str {
         if claimant.age == self.age {
-            "whose Service is as old, and whose name sorts first"
+            "whose Service is equally old and has the name that sorts first"
         } else {
             "whose Service is older"
         }
@@ -490,7 +490,7 @@ impl fmt::Display for Refusal<'_> {
             }
             VipClaim::NodePort(number, protocol) => format!("{number}/{protocol}"),
         };
-        write!(f, "{claimed} is used by {owner}, {why}: not served here; change one of them")
+        write!(f, "{claimed} is used by {owner}, {why}: not served for this Service; change one of them")
     }
 }
 

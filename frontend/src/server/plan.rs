@@ -42,7 +42,7 @@ pub(super) fn response(cluster: &ClusterState, request: &v1::PlanRequest) -> Res
 fn check(object: &Value) -> Result<(), String> {
     let text = |field: &str| object[field].as_str().unwrap_or_default();
     if !matches!((text("apiVersion"), text("kind")), ("v1", "Service") | ("discovery.k8s.io/v1", "EndpointSlice")) {
-        return Err("documents: an object that is no Service of v1 and no EndpointSlice".to_owned());
+        return Err("documents: an object is neither a Service of v1 nor an EndpointSlice".to_owned());
     }
 
     let metadata = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
@@ -282,7 +282,7 @@ mod tests {
         let wide = manifest("wide", json!({ "ports": vec![json!({}); MAX_PORTS + 1] }));
         assert_eq!(error(wide), "Service ns/wide: spec.ports: 101 entries, more than 100");
         let list = json!({ "apiVersion": "v1", "kind": "List", "items": [long] });
-        assert_eq!(error(list), "documents: an object that is no Service of v1 and no EndpointSlice");
+        assert_eq!(error(list), "documents: an object is neither a Service of v1 nor an EndpointSlice");
     }
 
     #[test]

@@ -89,7 +89,7 @@ impl MessageSink {
             tokio::select! {
                 sent = &mut sending => return sent.map_err(|_| SessionEnd::Disconnected),
                 () = runtime::sleep_until(expires_at) => {
-                    info!("client receives its snapshot or repair too slowly, no longer keeping others waiting");
+                    info!("client reads its snapshot or repair too slowly, no longer delaying those of others");
                     *permit = None;
                 }
             }

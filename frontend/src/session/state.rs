@@ -221,7 +221,7 @@ impl<'a> Session<'a> {
                 self.send(update).await
             }
             None => {
-                info!(revision = %self.cursor, "no difference for the node's revision, comparing digests");
+                info!(revision = %self.cursor, "changes since the node's revision are unknown, comparing digests");
                 self.compare().await
             }
         }

@@ -185,7 +185,7 @@ impl DirectoryWatcher {
     fn report_problems(&mut self) {
         let problems = self.catalog.problems();
         for (file, problem) in new_problems(&self.problems, &problems) {
-            warn!(?file, %problem, "manifest not used, or in part");
+            warn!(?file, %problem, "manifest is not used, or only in part");
         }
         self.freshness.set_file_problems(problems.iter().take(MAX_LISTED).map(as_problem).collect());
         self.problems = problems;

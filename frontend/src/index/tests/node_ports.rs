@@ -43,7 +43,8 @@ fn external_ip_of_a_node_takes_no_node_port() {
             _ => ("spec.externalIPs", "whose node port goes before an external IP"),
         };
         let expected = format!(
-            "{field}: 172.16.0.1, port 30080/TCP is used by ns/old:http/tcp, {why}: not served here; change one of them"
+            "{field}: 172.16.0.1, port 30080/TCP is used by ns/old:http/tcp, {why}: not served for this Service; \
+             change one of them"
         );
         assert_eq!(messages(&index, "new"), [expected]);
         assert_eq!(indexed(objects.into_iter().rev()).1, views);
@@ -68,7 +69,7 @@ fn older_load_balancer_ip_of_a_node_goes_before_a_node_port() {
     assert_eq!(
         messages(&index, "new"),
         ["spec.ports[http/TCP].nodePort: 30080/TCP is used by ns/old:http/tcp at 172.16.0.1, an address of a Node, \
-          whose Service is older: not served here; change one of them"]
+          whose Service is older: not served for this Service; change one of them"]
     );
     index.apply(SourceUpdate::Delete(ObjectKind::Node, ObjectName::new("", "node-0")));
     apply_changes(&mut index, &mut views);
@@ -99,7 +100,7 @@ fn health_check_node_port_is_a_node_port() {
     assert_eq!(
         messages(&index, "external"),
         ["spec.externalIPs: 172.16.0.1, port 30100/TCP is used by the health checks of ns/old, whose node port goes \
-          before an external IP: not served here; change one of them"]
+          before an external IP: not served for this Service; change one of them"]
     );
     assert!(messages(&index, "other")[0].contains("is used by the health checks of ns/old, whose Service is older"));
     // The other way round.
@@ -107,8 +108,8 @@ fn health_check_node_port_is_a_node_port() {
     assert_eq!(views[&key("new")].port.health_check_node_port, None);
     assert_eq!(
         messages(&index, "new"),
-        ["spec.healthCheckNodePort: 30100/TCP is used by ns/other:http/tcp, whose Service is older: not served here; \
-          change one of them"]
+        ["spec.healthCheckNodePort: 30100/TCP is used by ns/other:http/tcp, whose Service is older: not served \
+          for this Service; change one of them"]
     );
 }
 

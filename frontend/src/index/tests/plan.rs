@@ -146,7 +146,7 @@ fn endpoints_before_count_as_well() {
 }
 
 #[test]
-fn each_new_claim_in_vain_counts() {
+fn each_new_vip_conflict_counts() {
     let ips: Vec<_> = (1..=20).map(|n| ip(&format!("192.0.2.{n}"))).collect();
     let owner = ServiceObject { load_balancer_ips: ips.clone(), ..service("owner", "10.96.0.1") };
     let claims = ServiceObject { external_ips: ips, ..service("new", "10.96.0.2") };
@@ -158,5 +158,5 @@ fn each_new_claim_in_vain_counts() {
     assert_eq!(plan(&mut index, &claims).conflict_count, 0);
     let port = ServiceObjectPort { name: "other".into(), ..owner.ports[0].clone() };
     let renamed = plan(&mut index, &ServiceObject { ports: vec![port], ..owner });
-    assert_eq!(renamed.conflict_count, 0, "the same claims are in vain, for another reason");
+    assert_eq!(renamed.conflict_count, 0, "the same claims are refused, for another reason");
 }

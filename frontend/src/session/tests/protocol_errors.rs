@@ -102,7 +102,8 @@ async fn ack_of_an_unsent_message_ends_the_stream() {
     let fixture = Fixture::of(small()).await;
     let client = fixture.joined("node-0").await;
     client.send(ClientMessage::Ack(Ack::complete(77, None))).await;
-    ends_with(client, "ack.received_number: is 77, after 1 in the last Ack: count each commit and bookmark once").await;
+    let expected = "ack.received_number: is 77, but was 1 in the last Ack: count each commit and bookmark exactly once";
+    ends_with(client, expected).await;
 }
 
 /// Each answers a message of its own, also if their revisions are equal.

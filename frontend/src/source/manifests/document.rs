@@ -213,7 +213,7 @@ fn unknown_fields<R: parse::Resource>(given: &Value) -> Vec<ObjectProblem> {
     let mut paths = Vec::new();
     collect_unknown("", given, &used, &mut paths);
 
-    let message = "is no field of this kind of object; ignored";
+    let message = "is not a field of this kind of object; ignored";
     let first = paths.into_iter().take(MAX_UNKNOWN_FIELDS);
     first.map(|field| ObjectProblem { field, message: message.to_owned() }).collect()
 }

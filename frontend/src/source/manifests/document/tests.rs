@@ -214,5 +214,5 @@ fn unknown_fields_are_problems_of_the_object() {
     let [web] = contents.objects.values().collect::<Vec<_>>()[..] else { panic!("{contents:?}") };
     let fields: Vec<_> = web.problems.iter().map(|problem| &*problem.field).collect();
     assert_eq!(fields, ["metadata.label", "spec.externalIPS", "spec.ports[0].node_port"]);
-    assert!(web.object.is_some() && web.problems[0].message.contains("is no field"), "{web:?}");
+    assert!(web.object.is_some() && web.problems[0].message.contains("is not a field"), "{web:?}");
 }
