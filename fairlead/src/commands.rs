@@ -109,7 +109,7 @@ async fn connect(command: &mut Command) -> Result<kubectl::KubectlConnection> {
     if let Command::Endpoints(args) = command
         && args.view.node.is_none()
     {
-        bail!("set --node to the name of a Node: each node selects endpoints of its own");
+        bail!("--node is required, because endpoints differ by node: set it to the name of a Node");
     }
     let Some(frontend) = command.frontend_of_cluster() else { return Ok(kubectl::KubectlConnection::default()) };
     let connection = kubectl::connect(frontend).await?;
@@ -173,7 +173,7 @@ async fn require_listener(running: Option<&RunningBackend>) -> Result<()> {
     };
     if answers_none {
         bail!(
-            "the `fairlead local` that runs here answers no commands: restart it with --listen {}",
+            "the running `fairlead local` does not listen for commands: restart it with --listen {}",
             cli::DEFAULT_ADDRESS
         );
     }
@@ -199,7 +199,7 @@ async fn uninterrupted<T>(command: impl Future<Output = Result<T>>, mut shutdown
     if let Some(result) = shutdown.run_until_started(command.as_mut()).await {
         return result;
     }
-    warn!("interrupted: what has begun is completed first; a second signal exits at once");
+    warn!("interrupted, completing the command first; a second signal exits at once");
     command.await
 }
 

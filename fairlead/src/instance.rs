@@ -143,7 +143,10 @@ impl InstanceLock {
             Attempt::HeldBy(holder) => holder,
         };
 
-        warn!(%holder, timeout_s = timeout.as_secs(), "another instance of Fairlead runs here, waiting for its end");
+        warn!(
+            %holder, timeout_s = timeout.as_secs(),
+            "another instance of Fairlead runs in this network namespace, waiting for it to exit"
+        );
         let begun = Instant::now();
         while begun.elapsed() < timeout {
             if shutdown.run_until_started(sleep(RETRY_DELAY)).await.is_none() {
@@ -151,7 +154,7 @@ impl InstanceLock {
             }
             // The holder is not asked again meanwhile: if it does not accept connections, they would fill its queue.
             if let Some(lock) = Self::bind(SOCKET, &description)? {
-                info!(after_ms = begun.elapsed().as_millis(), "the other instance has ended");
+                info!(after_ms = begun.elapsed().as_millis(), "the other instance has exited");
                 return Ok(Some(lock));
             }
         }

@@ -143,10 +143,11 @@ async fn forward(call: KubectlCall) -> Result<(SocketAddr, Child)> {
     if let Some(output) = &mut process.stdout {
         let mut output = BufReader::new(output);
         let first = timeout(FORWARD_TIMEOUT, output.read_line(&mut line)).await;
-        first.with_context(|| call.failed("forwarded no port in time"))?.context("cannot read from kubectl")?;
+        let too_late = || call.failed(&format!("did not forward a port within {} s", FORWARD_TIMEOUT.as_secs()));
+        first.with_context(too_late)?.context("cannot read from kubectl")?;
     }
 
-    let address = local_address(&line).with_context(|| call.failed("forwarded no port"))?;
+    let address = local_address(&line).with_context(|| call.failed("did not forward a port"))?;
     Ok((address, process))
 }
 
@@ -220,7 +221,7 @@ impl KubectlCall {
     async fn output(&self) -> Result<Vec<u8>> {
         let output = self.spawn()?.wait_with_output().await.context("cannot read from kubectl")?;
         if !output.status.success() || output.stdout.is_empty() {
-            bail!("{}", self.failed("gave no answer"));
+            bail!("{}", self.failed("failed or printed nothing"));
         }
         Ok(output.stdout)
     }

@@ -76,7 +76,7 @@ impl RunningBackend {
         Some(format!("settings of the backend that runs here (at {}): {}", self.address, described.join(" ")))
     }
 
-    /// Whether it is a `fairlead local` that answers no commands, because it has no `--listen`.
+    /// Whether it is a `fairlead local` that does not listen for commands, because it has no `--listen`.
     pub(crate) fn answers_no_commands(&self) -> bool {
         self.is_local && !self.settings.iter().any(|setting| setting.field == "listen")
     }

@@ -98,7 +98,7 @@ impl Leftovers {
     pub(crate) fn notes(&self) -> Vec<String> {
         let mut notes: Vec<_> = self.iptables.iter().flat_map(|removal| removal.notes.clone()).collect();
         if self.iptables.is_empty() {
-            notes.push("iptables is not installed here: rules that were made with it are not found".to_owned());
+            notes.push("iptables is not installed, so rules written with it cannot be found or removed".to_owned());
         }
         if self.felix_may_follow() {
             notes.push(format!(

@@ -19,9 +19,9 @@ Examples:
   fairlead diff --backend nftables --cluster-cidr 10.244.0.0/16
                                                what a backend not yet running here would write
 
-Nothing is written. The settings are those of the backend that runs here. If
-none does, give those of its flags that this command has as well, above all
-those that identify pods (--cluster-cidr, --detect-local-mode).
+Nothing is written. The settings are those of the running backend. If none is
+running, pass the flags that you would give the backend, especially those that
+identify pods (--cluster-cidr, --detect-local-mode).
 
 Exit codes:
   0  no differences

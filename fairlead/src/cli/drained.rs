@@ -12,7 +12,7 @@ use crate::config::duration;
 Exit codes:
   0  no node sends new connections to this pod, or the pod is in no Service
   1  the timeout has passed; the output says which Services use the pod, or which nodes are behind
-  2  the node's backend gave no answer until the timeout, or rejected the request
+  2  the node's backend did not respond within the timeout, or rejected the request
 
 For preStop in a pod, which is known by its source address and needs no rights.
 Images without a shell get the program from an init container that runs

@@ -47,8 +47,8 @@ pub(crate) struct FrontendArgs {
     #[arg(long, default_value = "1h", value_name = "TIME", value_parser = duration)]
     pub(crate) max_stream_age: Duration,
 
-    /// Keep the changes of the past in this many MiB. A node that reconnects is sent those that it missed; if they are
-    /// no longer kept, both compare their states.
+    /// Keep up to this many MiB of past changes, which are sent to nodes that reconnect. A node that missed older
+    /// changes compares digests with the frontend instead.
     #[arg(long, default_value = "64", value_name = "MIB")]
     pub(crate) max_history: NonZeroU16,
 

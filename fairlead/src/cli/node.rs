@@ -161,7 +161,7 @@ pub(crate) fn node_name(given: Option<&str>) -> Result<String> {
     let name = text.trim().to_lowercase();
     if !is_node_name(&name) {
         bail!(
-            "{name:?} is no name of a Node, which has at most 253 lower case letters, digits, '-' and '.'; \
+            "{name:?} is not a valid name of a Node, which has at most 253 lower case letters, digits, '-' and '.'; \
              set --node-name"
         );
     }

@@ -23,11 +23,11 @@ Exit codes:
 
 Each frontend knows only its own streams: give the addresses of all frontends,
 or a name that resolves to all of them; `kubectl fairlead status` asks all. A
-node is connected if it has a stream to one of them. Of a single unix socket
-only the nodes that are connected to that replica count, one at least; with
---wait all nodes of the cluster. Over TLS this requires an admin identity, or
-with --node the identity of that node. In a backend's pod no flags are needed:
-its own node is shown.")]
+node is connected if it has a stream to one of them. If only a unix socket is
+given, only the nodes that are connected to that replica count, and at least one
+must be connected; with --wait all nodes of the cluster count. Over TLS this
+requires an admin identity, or with --node the identity of that node. In a
+backend's pod no flags are needed: its own node is shown.")]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     pub(crate) frontend: FrontendAddressArgs,

@@ -75,12 +75,13 @@ Examples:
 
 Exit codes:
   0  all Services and EndpointSlices are planned, no node would lose all
-     endpoints of a Service, and no VIP or node port would be claimed in vain
-  1  a node would, a claim would be in vain, or an object is not planned: it has
-     no name, no valid apiVersion, or is ignored as a whole
+     endpoints of a Service, and there would be no new VIP conflict
+  1  a node would lose all endpoints of a Service, there would be a new VIP
+     conflict, or an object is not planned: it has no name, no valid apiVersion,
+     or is ignored as a whole
   2  the command could not run, or the files have no Service or EndpointSlice
-Addresses that limits of the operator refuse are problems, but not counted as
-claims in vain.
+A VIP or node port that a Service claims and another object has is in conflict.
+Addresses that limits of the operator refuse are problems, but not conflicts.
 
 The API server is not asked: what it would allocate or keep is added (cluster
 IPs, node ports, load-balancer IPs, the creation time), and the EndpointSlices

@@ -88,8 +88,11 @@ async fn collect(args: &BundleArgs, node: &str, running: Option<&RunningBackend>
     archive.add("sysctls.txt", Ok(sysctls()));
     for name in KERNEL_FILES.split_whitespace() {
         let path = format!("/proc/{name}");
-        let is_unredactable = args.redact_ips && name.ends_with("route");
-        let text = if is_unredactable { Err(anyhow!("its addresses are hexadecimal numbers")) } else { read(&path) };
+        let text = if args.redact_ips && name.ends_with("route") {
+            Err(anyhow!("--redact-ips cannot replace its addresses, which are hexadecimal numbers"))
+        } else {
+            read(&path)
+        };
         archive.add(&format!("kernel{path}"), text);
     }
 

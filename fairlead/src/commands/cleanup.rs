@@ -128,7 +128,7 @@ async fn remove_iptables(variant: Option<Variant>, report: &mut CleanupReport) -
         None => save_all().await?,
     };
     if all_saved.is_empty() {
-        report.notes.push("iptables is not installed here: rules that were made with it are not found".to_owned());
+        report.notes.push("iptables is not installed, so rules written with it cannot be found or removed".to_owned());
     }
 
     let mut ours = Vec::new();
@@ -155,7 +155,7 @@ fn list_chains(ours: &[(SavedRules, OwnChains)], report: &mut CleanupReport) -> 
         report.add(saved.program.name, "chain".to_owned(), chains.count);
         report.note_kept(saved.program, chains);
         if kube_proxy_may_run(saved)? {
-            let note = "kube-proxy has been here in mode iptables: if it runs, the chains that it uses are kept";
+            let note = "found chains of kube-proxy's iptables mode: if it is running, the chains that it uses are kept";
             report.notes.push(format!("{}: {note}", saved.program));
         }
     }
@@ -243,7 +243,7 @@ impl CleanupReport {
     /// Names the chains that are only emptied.
     fn note_kept(&mut self, program: Program, chains: &OwnChains) {
         for chain in &chains.kept {
-            self.notes.push(format!("{program}, {chain}: it is kept, but without its rules"));
+            self.notes.push(format!("{program}: {chain}, is kept without its rules"));
         }
     }
 

@@ -151,11 +151,12 @@ fn table(plan: &PlanResponse) -> String {
 
     let _ = write!(
         text,
-        "{change_count} service ports would change at revision {revision}, {losing_count} would lose all endpoints on \
-         a node, {conflict_count} claims would be in vain"
+        "{} would change at revision {revision}, {losing_count} would lose all endpoints on a node, {}",
+        counted(*change_count, "service port", "service ports"),
+        counted(*conflict_count, "new VIP conflict", "new VIP conflicts")
     );
     if !ignored.is_empty() {
-        let _ = write!(text, ", {} objects are not planned", ignored.len());
+        let _ = write!(text, ", {} not planned", counted(ignored.len() as u64, "object is", "objects are"));
     }
     text + "\n"
 }
@@ -164,16 +165,22 @@ fn table(plan: &PlanResponse) -> String {
 fn lines(change: &PlannedChange) -> Vec<String> {
     let PlannedChange { service_port, summary, gained_vips, lost_vips, nodes, lost_endpoints } = change;
     let count = nodes.as_ref().map_or(0, |nodes| nodes.count);
-    let mut lines = vec![format!("{service_port}   {summary}; {count} nodes")];
+    let mut lines = vec![format!("{service_port}   {summary}; {}", counted(count, "node", "nodes"))];
     lines.extend(gained_vips.iter().map(|vip| format!("  + {vip}")));
     lines.extend(lost_vips.iter().map(|vip| format!("  - {vip}")));
 
     for LostEndpoints { traffic, nodes } in lost_endpoints {
         let NodeGroup { count, names } = nodes.clone().unwrap_or_default();
+        let lose = counted(count, "node loses", "nodes lose");
         let more = if count > names.len() as u64 { ", ..." } else { "" };
-        lines.push(format!("  {count} nodes lose all endpoints ({traffic}): {}{more}", names.join(", ")));
+        lines.push(format!("  {lose} all endpoints ({traffic}): {}{more}", names.join(", ")));
     }
     lines
+}
+
+/// A count with its noun.
+fn counted(count: u64, one: &str, several: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { several })
 }
 
 #[cfg(test)]
@@ -251,7 +258,7 @@ password: hidden
         assert!(documents.check(&[]).is_ok());
         let text = table(&PlanResponse { ignored: documents.ignored, ..PlanResponse::default() });
         let start = "not planned: Service without a name, apiVersion \"\": expected Service of v1";
-        assert!(text.starts_with(start) && text.ends_with("in vain, 4 objects are not planned\n"), "{text}");
+        assert!(text.starts_with(start) && text.ends_with(" conflicts, 4 objects are not planned\n"), "{text}");
     }
 
     #[test]
@@ -278,14 +285,26 @@ password: hidden
             gained_vips: Vec::new(),
             lost_vips: vec!["192.0.2.1:80".to_owned()],
             nodes: group(&[], 40),
-            lost_endpoints: vec![LostEndpoints { traffic, nodes: group(&["a", "b"], 3) }],
+            lost_endpoints: vec![
+                LostEndpoints { traffic, nodes: group(&["a", "b"], 3) },
+                LostEndpoints { traffic: "IPv6".to_owned(), nodes: group(&["a"], 1) },
+            ],
         };
-        let plan = PlanResponse { changes: vec![change], change_count: 1, losing_count: 1, ..PlanResponse::default() };
+        let plan = PlanResponse {
+            revision: 7,
+            changes: vec![change],
+            change_count: 1,
+            losing_count: 1,
+            conflict_count: 2,
+            ..PlanResponse::default()
+        };
         let lines = table(&plan);
         for line in [
             "default/web/tcp   internal_policy Cluster -> Local; 40 nodes",
             "  - 192.0.2.1:80",
             "  3 nodes lose all endpoints (internalTrafficPolicy Local, IPv4): a, b, ...",
+            "  1 node loses all endpoints (IPv6): a",
+            "1 service port would change at revision 7, 1 would lose all endpoints on a node, 2 new VIP conflicts",
         ] {
             assert!(lines.lines().any(|found| found == line), "no {line:?} in {lines}");
         }

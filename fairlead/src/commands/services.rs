@@ -26,8 +26,10 @@ pub(crate) async fn run(args: ServicesArgs) -> Result<()> {
     }
 
     if state.node().is_unknown() {
-        let what = "no Node object of this name is known, or it says nothing of the node";
-        print::error(format_args!("{node}: {what}; listed is what any node would be sent; check --node"));
+        print::error(format_args!(
+            "{node}: no Node object of this name is known, or it is empty: check --node; the list shows what any node \
+             would be sent"
+        ));
     }
     print::value(args.output, &to_json(&state), || {
         let rows = state.service_ports().values().map(row);

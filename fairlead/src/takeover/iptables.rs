@@ -54,7 +54,10 @@ impl ChainRemoval {
         let mut notes = Vec::new();
         for table in &tables {
             for (rule, chain) in &table.kept {
-                notes.push(format!("{program}, table {}: {chain} is kept, this rule uses it: {rule}", table.table));
+                notes.push(format!(
+                    "{program}, table {}: {chain} is kept, because this rule refers to it: {rule}",
+                    table.table
+                ));
             }
         }
 

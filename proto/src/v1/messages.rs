@@ -686,7 +686,7 @@ pub struct PlanResponse {
     /// of the objects, and those that others would have in addition; the first 256
     #[prost(message, repeated, tag = "5")]
     pub problems: ::prost::alloc::vec::Vec<Problem>,
-    /// VIPs and node ports that a service port would claim in vain, and does not now
+    /// new VIP conflicts: what a service port claims and would not get
     #[prost(uint64, tag = "6")]
     pub conflict_count: u64,
     /// documents that are not used, and why

@@ -46,7 +46,7 @@ fn kubectl_runs_the_plugin() {
     let error = kubectl(&home, &["fairlead", "status", "--frontend", "kubernetes:a/b"]);
     assert!(error.contains("needs --discovery-kubeconfig"), "{error}");
     let error = kubectl(&home, &["fairlead", "endpoints", "kube-system/kube-dns"]);
-    assert!(error.contains("set --node to the name of a Node"), "{error}");
+    assert!(error.contains("set it to the name of a Node"), "{error}");
 }
 
 /// Answers as kubectl does, with what is in its directory, and forwards to a frontend.

@@ -55,7 +55,7 @@ impl Queue {
             drop(lines);
             if lost > 0 {
                 // A log filter that excludes warnings also excludes this number.
-                warn!(lines = lost, "log lines are lost: stderr could not be written, or not fast enough");
+                warn!(lines = lost, "dropped log lines: writing to stderr failed or was too slow");
             }
 
             lock(&self.0.lines).is_writing = false;
@@ -167,7 +167,7 @@ mod tests {
         assert!(kept > 500, "{kept}");
         let last = text.lines().last().unwrap();
         let lost = format!("lines={}", LINES - kept);
-        assert!(last.contains("log lines are lost") && last.ends_with(&lost), "{last}, expected {lost}");
+        assert!(last.contains("dropped log lines") && last.ends_with(&lost), "{last}, expected {lost}");
     }
 
     #[test]

@@ -165,15 +165,15 @@ impl OtherModes {
     async fn report(&self, gauge: &StaleObjects) {
         let mut found = Vec::new();
         if let Err(error) = self.find(&mut found).await {
-            warn!(error = format!("{error:#}"), "cannot look for all objects of other modes of Fairlead");
+            warn!(error = format!("{error:#}"), "cannot list all objects of other modes of Fairlead");
         }
         gauge.set(&found);
         for stale in found {
             warn!(
                 mode = stale.label,
                 objects = stale.objects,
-                "found objects of another mode of Fairlead, which are removed when this mode has programmed all \
-                 service ports"
+                "found objects of another mode of Fairlead, removing them once this mode has programmed all service \
+                 ports"
             );
         }
     }
@@ -342,7 +342,10 @@ impl StaleMode {
                 let removed = backend_iptables::remove(*program, loopback).await;
                 removed.with_context(|| format!("remove the chains of {program}"))?;
                 if !kept.is_empty() {
-                    warn!(%program, chains = ?kept, "emptied chains that rules of other programs use");
+                    warn!(
+                        %program, chains = ?kept,
+                        "kept chains without their rules, because rules of other programs refer to them"
+                    );
                 }
             }
             RemovalMethod::IpvsChains(saved) => {

@@ -44,7 +44,7 @@ pub(crate) async fn running_kube_proxies(saved: &[&SavedRules]) -> Result<Vec<Pr
         let mut script = Script::default();
         tables.into_iter().for_each(|table| script.remove(table, [], [CANARY]));
         program.restore(&script).await.with_context(|| format!("delete the chain {CANARY} with {program}"))?;
-        info!(%program, timeout_ms = TIMEOUT.as_millis(), "waiting whether kube-proxy creates its canary again");
+        info!(%program, timeout_ms = TIMEOUT.as_millis(), "checking whether kube-proxy recreates its canary chain");
         waiting.push(program);
     }
 

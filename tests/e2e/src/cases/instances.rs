@@ -54,7 +54,7 @@ pub fn second_instance_waits_for_the_first_to_end(backend: Backend) {
     };
     let second: Vec<_> = deployment.cluster().nodes().iter().map(spawn).collect();
     for process in &second {
-        process.wait_for_line("another instance of Fairlead runs here, waiting for its end", 0, TIMEOUT);
+        process.wait_for_line("another instance of Fairlead runs in this network namespace, waiting", 0, TIMEOUT);
     }
     traffic.wait(ATTEMPTS, TIMEOUT);
     deployment.stop_backends(Signal::SIGTERM);
