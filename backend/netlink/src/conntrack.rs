@@ -1,5 +1,5 @@
-//! Connection tracking: dumps UDP and TCP flows with their NAT, deletes flows in batches, and looks up a flow of any
-//! protocol.
+//! Connection tracking: dumps UDP and TCP flows with their NAT, deletes flows in batches, looks up a flow of any
+//! protocol, and lists all entries with their state and traffic.
 //!
 //! ```text
 //!   original  10.244.1.7:4000 -> 10.96.0.10:53        the client's packets
@@ -7,6 +7,7 @@
 //! ```
 
 pub(crate) mod abi;
+mod entry;
 pub(crate) mod flow;
 mod handle;
 #[cfg(test)]
@@ -16,6 +17,7 @@ use std::net::SocketAddr;
 
 use proto::model::Protocol;
 
+pub use entry::{Entry, Stage, Traffic};
 pub use handle::{ConntrackHandle, DELETIONS_PER_SEND};
 
 /// One direction of a flow.

@@ -9,8 +9,8 @@ pub(crate) mod msg {
 }
 
 // `enum ctattr_type`.
-constants! { u16: TUPLE_ORIG = 1, TUPLE_REPLY = 2, STATUS = 3, PROTOINFO = 4, ID = 12, ZONE = 18, FILTER = 25 }
-constants! { u16: STATUS_MASK = 26 }
+constants! { u16: TUPLE_ORIG = 1, TUPLE_REPLY = 2, STATUS = 3, PROTOINFO = 4, COUNTERS_ORIG = 9, COUNTERS_REPLY = 10 }
+constants! { u16: ID = 12, ZONE = 18, FILTER = 25, STATUS_MASK = 26 }
 
 /// `enum ctattr_tuple`.
 pub(super) mod tuple {
@@ -33,14 +33,25 @@ pub(super) mod filter {
     constants! { u32: PROTO_NUM = 1 << 3 }
 }
 
-/// `enum ctattr_protoinfo`, and `enum ctattr_protoinfo_tcp` in it.
-pub(super) mod protoinfo {
-    constants! { u16: TCP = 1, TCP_STATE = 1 }
+/// `enum ctattr_counters`.
+pub(super) mod counters {
+    constants! { u16: PACKETS = 1, BYTES = 2 }
 }
 
-/// `enum tcp_conntrack`: a connection begins, is open, or is closed (the last two states).
+/// `enum ctattr_protoinfo`, with `enum ctattr_protoinfo_tcp` and `enum ctattr_protoinfo_sctp` in it.
+pub(super) mod protoinfo {
+    constants! { u16: TCP = 1, TCP_STATE = 1, SCTP = 3, SCTP_STATE = 1 }
+}
+
+/// `enum tcp_conntrack`: a connection begins, is open, closes (from 4 on), or is closed (`TIME_WAIT` and `CLOSE`).
+/// `SYN_SENT2`: both peers have sent a SYN.
 pub(super) mod tcp_state {
-    constants! { u8: SYN_SENT = 1, ESTABLISHED = 3, TIME_WAIT = 7, CLOSE = 8 }
+    constants! { u8: SYN_SENT = 1, ESTABLISHED = 3, TIME_WAIT = 7, CLOSE = 8, SYN_SENT2 = 9 }
+}
+
+/// `enum sctp_conntrack`.
+pub(super) mod sctp_state {
+    constants! { u8: CLOSED = 1, ESTABLISHED = 4, SHUTDOWN_SENT = 5, SHUTDOWN_ACK_SENT = 7 }
 }
 
 /// `IPS_SEEN_REPLY`: the first packet was answered.

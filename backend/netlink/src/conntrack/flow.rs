@@ -71,7 +71,7 @@ pub(crate) fn read(payload: &[u8]) -> Option<DumpedFlow> {
     }))
 }
 
-fn protocol_number(tuple: Attrs<'_>) -> Option<u8> {
+pub(super) fn protocol_number(tuple: Attrs<'_>) -> Option<u8> {
     tuple.find(tuple::PROTO)?.nested().find(proto::NUM)?.u8()
 }
 

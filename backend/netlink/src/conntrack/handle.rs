@@ -6,15 +6,16 @@ use ::proto::model::{IpFamily, Protocol};
 use nix::libc;
 
 use super::{
-    Flow, Tuple,
+    Entry, Flow, Tuple,
     abi::{self, filter, msg, proto, tuple},
+    entry::{self, DumpedEntry},
     flow::{self, DumpedFlow},
 };
 use crate::{
     Error, Result, Socket,
     attr::Put,
     exchange::{SEQ, collect, exchange, submit_each},
-    message::{attributes, flags},
+    message::{self, attributes, flags},
 };
 
 /// The number of deletions per send. The kernel may reply to each, and a receive buffer of the default size
@@ -70,6 +71,24 @@ impl ConntrackHandle {
     /// When the kernel rejects the dump, or `visit` fails, which ends the dump.
     pub fn half_open(&mut self, family: IpFamily, visit: impl FnMut(Flow) -> Result<()>) -> Result<()> {
         self.dump(family, Selection { protocol: Protocol::Tcp, only_half_open: true }, visit)
+    }
+
+    /// Calls `visit` with each entry of both families and of all protocols with ports, in one dump. As for
+    /// [`Self::flows`], an entry may be visited twice or omitted if the table changes meanwhile.
+    ///
+    /// # Errors
+    /// When the kernel rejects the dump, or `visit` fails, which ends the dump.
+    pub fn entries(&mut self, mut visit: impl FnMut(&Entry) -> Result<()>) -> Result<()> {
+        self.buf.clear();
+        // `AF_UNSPEC`: both families.
+        message::put(&mut self.buf, abi::SUBSYSTEM | msg::GET, flags::REQUEST | flags::DUMP, SEQ, [0; 4], |_| {});
+
+        exchange(&mut self.socket, &self.buf, "list connections", |message| {
+            match entry::read(message.payload).ok_or(Error::Malformed("a connection"))? {
+                DumpedEntry::Tracked(entry) => visit(&entry),
+                DumpedEntry::OtherProtocol => Ok(()),
+            }
+        })
     }
 
     /// The flow as it is now; `None` if it has ended.

@@ -6,7 +6,11 @@ use std::{net::UdpSocket, process::Command};
 
 use ::proto::model::IpFamily;
 
-use super::{handle::Filter, *};
+use super::{
+    Stage::{Closing, HalfOpen, Open},
+    handle::Filter,
+    *,
+};
 use crate::testing::in_netns;
 
 /// Runs a program in the thread's network namespace and returns its output.
@@ -134,6 +138,83 @@ fn only_a_tcp_connection_without_an_answer_is_half_open() {
             assert_eq!(handle.find(&list[0]), Ok(None));
             insert("tcp", 1, "--state SYN_SENT");
         }
+    });
+}
+
+#[test]
+fn entries_of_both_families_are_listed_with_stage_and_traffic() {
+    in_netns(|| {
+        std::fs::write("/proc/sys/net/netfilter/nf_conntrack_acct", "1").unwrap();
+        insert("tcp", 1, "--state SYN_SENT");
+        insert("tcp", 2, "--state SYN_RECV -u SEEN_REPLY");
+        insert("tcp", 3, "--state ESTABLISHED -u SEEN_REPLY,ASSURED -w 7");
+        insert("tcp", 4, "--state CLOSE_WAIT -u SEEN_REPLY,ASSURED");
+        insert("tcp", 5, "--state TIME_WAIT -u SEEN_REPLY,ASSURED");
+        insert("udp", 6, "");
+        insert("udp", 7, "-u SEEN_REPLY");
+        let sctp = |state: &str| format!("--state {state} --orig-vtag 1 --reply-vtag 2");
+        insert("sctp", 8, &sctp("COOKIE_WAIT"));
+        insert("sctp", 9, &sctp("ESTABLISHED"));
+        insert("sctp", 10, &sctp("SHUTDOWN_SENT"));
+        run("conntrack", "-I -p icmp -s 10.0.0.1 -d 10.0.0.2 --icmp-type 8 --icmp-code 0 --icmp-id 1 --timeout 60");
+        run(
+            "conntrack",
+            "-I -p tcp -s fd00::1 -d fd00:96::a --sport 11 --dport 53 --timeout 60 --state ESTABLISHED \
+             -r fd00:244::5 -q fd00::1 --reply-port-src 5353 --reply-port-dst 11",
+        );
+
+        let mut list = Vec::new();
+        let visit = |entry: &Entry| {
+            list.push(*entry);
+            Ok(())
+        };
+        ConntrackHandle::open().unwrap().entries(visit).unwrap();
+
+        list.sort_by_key(|entry| entry.original.source.port());
+        let seen: Vec<_> = list.iter().map(|entry| (entry.original.source.port(), entry.stage)).collect();
+        let expected = [
+            (1, HalfOpen),
+            (2, HalfOpen),
+            (3, Open),
+            (4, Closing),
+            (5, Closing),
+            (6, HalfOpen),
+            (7, Open),
+            (8, HalfOpen),
+            (9, Open),
+            (10, Closing),
+            (11, Open),
+        ];
+        assert_eq!(seen, expected);
+        assert_eq!(list[10].reply.source, "[fd00:244::5]:5353".parse().unwrap());
+        assert_eq!(list[0].traffic, Some(Traffic::default()));
+    });
+}
+
+#[test]
+fn traffic_of_both_directions_is_counted() {
+    in_netns(|| {
+        run("ip", "link set lo up");
+        // The kernel tracks connections only for a rule.
+        run("nft", "add table ip t");
+        run("nft", "add chain ip t out { type filter hook output priority 0 ; }");
+        run("nft", "add rule ip t out ct state new counter");
+        std::fs::write("/proc/sys/net/netfilter/nf_conntrack_acct", "1").unwrap();
+        let server = UdpSocket::bind("127.0.0.1:5353").unwrap();
+        let client = UdpSocket::bind("127.0.0.1:4000").unwrap();
+        client.send_to(b"ping", server.local_addr().unwrap()).unwrap();
+        server.recv(&mut [0; 4]).unwrap();
+        server.send_to(b"pong", client.local_addr().unwrap()).unwrap();
+
+        let mut list = Vec::new();
+        let visit = |entry: &Entry| {
+            list.push(*entry);
+            Ok(())
+        };
+        ConntrackHandle::open().unwrap().entries(visit).unwrap();
+        // IP and UDP have headers of 20 and 8 bytes.
+        let traffic = Traffic { packets: 2, bytes: 2 * (20 + 8 + 4) };
+        assert_eq!((list[0].traffic, list[0].stage), (Some(traffic), Open));
     });
 }
 
