@@ -3,6 +3,7 @@
 mod check;
 mod cleanup;
 mod config;
+mod connections;
 mod conntrack;
 mod diff;
 mod drained;
@@ -34,6 +35,7 @@ pub(crate) use self::{
     check::{BundleArgs, CheckArgs, InspectedNodeArgs, RunningBackendArgs},
     cleanup::{CleanupArgs, OtherProxy},
     config::ConfigCommand,
+    connections::ConnectionsArgs,
     conntrack::{ConntrackArgs, invalid_packets_by_sysctl},
     diff::DiffArgs,
     drained::DrainedArgs,
@@ -133,6 +135,8 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Check everything that Services depend on, on this node and around it, and print how to fix what is wrong.
     Check(CheckArgs),
+    /// Count the connections of Services on this node, or in the cluster, by endpoint and client.
+    Connections(ConnectionsArgs),
     /// Trace a packet through the rules in this node's kernel, and explain what happens to it.
     Trace(TraceArgs),
     /// Test a backend against the protocol: play the frontend and report violations.
@@ -312,6 +316,7 @@ impl Command {
             Self::Diff(args) => args.running,
             Self::Test(args) => args.running,
             Self::Check(args) => args.inspected.running,
+            Self::Connections(args) => args.running,
             Self::Bundle(args) => args.inspected.running,
             _ => return None,
         };

@@ -7,6 +7,7 @@ mod changes;
 mod check;
 mod cleanup;
 mod config;
+mod connections;
 mod connectivity;
 mod dataplanes;
 mod diff;
@@ -22,7 +23,7 @@ mod trace;
 mod view;
 mod watch;
 
-use std::{env, ffi::OsString, path::Path, pin::pin, time::Duration};
+use std::{ffi::OsString, path::Path, pin::pin, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use clap_complete::{Shell, generate};
@@ -86,7 +87,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
 /// Reaches the frontends and the backend of this node, as far as a command needs them.
 async fn prepare(mut command: Command, arguments: &[OsString], effective: &Effective) -> Result<PreparedCommand> {
     let has_default_frontend = effective.is_default("frontend");
-    let uses_kubectl = has_default_frontend && kubectl::is_plugin(env::args_os().next().as_deref());
+    let uses_kubectl = has_default_frontend && kubectl::is_plugin_process();
     let connection = if uses_kubectl { connect(&mut command).await? } else { kubectl::KubectlConnection::default() };
 
     let running = match command.running_backend() {
@@ -140,6 +141,7 @@ async fn run_prepared(prepared: PreparedCommand, effective: &Effective, shutdown
 
         Command::Check(args) => interruptible(check::run(args, running), shutdown).await,
         Command::Diff(args) => interruptible(diff::run(args, running), shutdown).await,
+        Command::Connections(args) => interruptible(connections::run(args), shutdown).await,
         Command::Test(args) => interruptible(connectivity::run(args, running), shutdown).await,
         Command::Bundle(args) => interruptible(bundle::run(args, running), shutdown).await.map(success),
         Command::Trace(args) => interruptible(trace::run(args), shutdown).await.map(success),

@@ -4,6 +4,9 @@
 //!   get endpointslices ──▶ ready frontends ──▶ port-forward to each ──▶ --frontend
 //!   get configmap NAME-ca ──▶ --tls-ca         create token NAME-operator ──▶ --token-file
 //! ```
+//!
+//! A command about the kernels of all nodes runs in the pods of backends (`kubectl exec`), because no server of
+//! Fairlead shows a tenant who connects to whom.
 
 use std::{
     collections::BTreeSet,
@@ -52,6 +55,14 @@ struct Installation {
     name: String,
 }
 
+/// The pod of a backend.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct BackendPod {
+    /// The name of its node.
+    pub(crate) node: String,
+    pub(crate) name: String,
+}
+
 /// One run of kubectl.
 #[derive(Debug)]
 struct KubectlCall {
@@ -63,6 +74,40 @@ struct KubectlCall {
 /// Whether kubectl has started this process as its plugin, by the path of the program.
 pub(crate) fn is_plugin(program: Option<&OsStr>) -> bool {
     program.and_then(|program| Path::new(program).file_name()) == Some(OsStr::new("kubectl-fairlead"))
+}
+
+/// Whether this process is the plugin.
+pub(crate) fn is_plugin_process() -> bool {
+    is_plugin(env::args_os().next().as_deref())
+}
+
+/// The pods of all backends that run, by node.
+///
+/// # Errors
+/// When kubectl fails, or there are none.
+pub(crate) async fn backend_pods() -> Result<Vec<BackendPod>> {
+    let installation = Installation::from_environment();
+    let pods = installation.running_backends(&installation.backends().output().await?)?;
+    if pods.is_empty() {
+        let Installation { namespace, name } = installation;
+        bail!(
+            "DaemonSet {namespace}/{name}-backend has no running pod: check FAIRLEAD_NAMESPACE and FAIRLEAD_NAME \
+             (fullnameOverride of the chart), and `kubectl -n {namespace} get pods`"
+        );
+    }
+    Ok(pods)
+}
+
+/// What a command prints that runs in the pod of a backend. Killed when the result is dropped.
+///
+/// # Errors
+/// When kubectl or the command fails, with what they print on standard error.
+pub(crate) async fn exec(pod: &BackendPod, command: &[&str]) -> Result<Vec<u8>> {
+    let output = Installation::from_environment().exec(&pod.name, command).command().output().await?;
+    if !output.status.success() {
+        bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(output.stdout)
 }
 
 /// Lets a command reach the ready frontends; fails if there is none to which a port is forwarded. Credentials that are
@@ -198,6 +243,34 @@ impl Installation {
         self.call(&["create", "token", &account, "--audience", "fairlead", "--duration", "10m"], hint)
     }
 
+    fn backends(&self) -> KubectlCall {
+        let selector = "app.kubernetes.io/part-of=fairlead,app.kubernetes.io/component=backend";
+        let arguments = ["get", "pods", "--selector", selector, "--output", "json"];
+        self.call(&arguments, format!("you need `list` on pods in {}", self.namespace))
+    }
+
+    /// The running pods of this installation's DaemonSet in a list of pods.
+    fn running_backends(&self, list: &[u8]) -> Result<Vec<BackendPod>> {
+        let list: Value = serde_json::from_slice(list).context("kubectl printed no list of pods")?;
+        let owner = format!("{}-backend", self.name);
+        let mut pods = Vec::new();
+        for pod in list["items"].as_array().into_iter().flatten() {
+            let is_own = pod["metadata"]["ownerReferences"][0]["name"] == *owner;
+            let node = pod["spec"]["nodeName"].as_str();
+            let name = pod["metadata"]["name"].as_str();
+            if let (true, Some(node), Some(name)) = (is_own && pod["status"]["phase"] == "Running", node, name) {
+                pods.push(BackendPod { node: node.to_owned(), name: name.to_owned() });
+            }
+        }
+        pods.sort_unstable();
+        Ok(pods)
+    }
+
+    fn exec(&self, pod: &str, command: &[&str]) -> KubectlCall {
+        let arguments = [&["exec", pod, "--container", "backend", "--"], command].concat();
+        self.call(&arguments, format!("you need `create` on pods/exec in {}", self.namespace))
+    }
+
     fn forward(&self, pod: &str) -> KubectlCall {
         let arguments = ["port-forward", &format!("pod/{pod}"), ":grpc", "--address", "127.0.0.1"];
         self.call(&arguments, format!("you need `get` on pods and `create` on pods/portforward in {}", self.namespace))
@@ -212,9 +285,15 @@ impl Installation {
 impl KubectlCall {
     /// Starts kubectl. It prints its errors itself, asks for passwords, and is killed when the result is dropped.
     fn spawn(&self) -> Result<Child> {
-        let mut command = Command::new("kubectl");
-        command.args(&self.arguments).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut command = self.command();
+        command.stdout(Stdio::piped());
         command.spawn().context("cannot start kubectl: install it in PATH, or set --frontend")
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new("kubectl");
+        command.args(&self.arguments).kill_on_drop(true);
+        command
     }
 
     /// What kubectl prints.
@@ -269,6 +348,27 @@ mod tests {
     }
 
     #[test]
+    fn backends_are_the_running_pods_of_the_daemon_set() {
+        let pod = |name: &str, owner: &str, phase: &str| {
+            let owners = json!([{ "kind": "DaemonSet", "name": owner }]);
+            let metadata = json!({ "name": name, "ownerReferences": owners });
+            json!({ "metadata": metadata, "spec": { "nodeName": format!("node-of-{name}") }, "status": { "phase": phase } })
+        };
+        let list = json!({ "items": [
+            pod("b", "fl-backend", "Running"),
+            pod("a", "fl-backend", "Running"),
+            pod("c", "fl-backend", "Pending"),
+            pod("d", "other-backend", "Running"),
+            { "metadata": { "name": "e" } },
+        ] });
+        let installation = Installation { namespace: "network".into(), name: "fl".into() };
+        let pods = installation.running_backends(list.to_string().as_bytes()).unwrap();
+        let names: Vec<_> = pods.iter().map(|pod| (&*pod.node, &*pod.name)).collect();
+        assert_eq!(names, [("node-of-a", "a"), ("node-of-b", "b")]);
+        installation.running_backends(b"error").unwrap_err();
+    }
+
+    #[test]
     fn local_port_is_read_from_the_first_line() {
         let address = "127.0.0.1:40123".parse().unwrap();
         assert_eq!(local_address("Forwarding from 127.0.0.1:40123 -> 7600\n"), Some(address));
@@ -298,6 +398,10 @@ mod tests {
         assert_eq!(
             line(installation.forward("fl-frontend-x")),
             "--namespace network port-forward pod/fl-frontend-x :grpc --address 127.0.0.1"
+        );
+        assert_eq!(
+            line(installation.exec("fl-backend-x", &["fairlead", "connections"])),
+            "--namespace network exec fl-backend-x --container backend -- fairlead connections"
         );
         assert_eq!(installation.server_name(), "fl.network.svc");
         assert!(installation.token().failed("failed").contains("`create` on serviceaccounts/token for fl-operator"));

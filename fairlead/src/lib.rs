@@ -3,6 +3,7 @@
 mod cli;
 mod commands;
 mod config;
+mod connections;
 mod discovery;
 mod exit_code;
 #[cfg(feature = "testing")]

@@ -169,7 +169,7 @@ impl ServiceArg {
 }
 
 /// Parses `NAMESPACE/NAME` or `NAME`.
-fn service(text: &str) -> std::result::Result<ServiceArg, String> {
+pub(super) fn service(text: &str) -> std::result::Result<ServiceArg, String> {
     let (namespace, name) = match text.split_once('/') {
         Some((namespace, name)) => (Some(namespace), name),
         None => (None, text),

@@ -1,0 +1,92 @@
+//! `fairlead connections`: whose connections this node's kernel tracks; and `kubectl fairlead connections`, which asks
+//! all nodes.
+//!
+//! ```text
+//!   fairlead connections ─────────▶ one pass over this node's table ──▶ Report ──▶ table | document
+//!   kubectl fairlead connections ─▶ kubectl exec in each backend's pod ──▶ Reports ──▶ their sum ──▶ the same
+//! ```
+
+mod cluster;
+mod table;
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use backend::StoredState;
+use tokio::{task::spawn_blocking, time::sleep};
+
+use crate::{
+    cli::{ConnectionsArgs, node_name},
+    connections::{self, Query, Report},
+    exit_code::ExitCode,
+    kubectl,
+    print::{self, OutputFormat},
+};
+
+/// How long `--watch` rests at least, and how many times as long as a pass took: it uses at most a tenth of a core.
+const MIN_REST: Duration = Duration::from_secs(2);
+const REST_FACTOR: u32 = 10;
+/// How often progress is printed.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Counts once, or again and again.
+pub(crate) async fn run(args: ConnectionsArgs) -> Result<ExitCode> {
+    let is_plugin = kubectl::is_plugin_process();
+    loop {
+        let begun = Instant::now();
+        let exit_code = if is_plugin { cluster::run(&args).await? } else { of_this_node(&args).await? };
+        if !args.watch {
+            return Ok(exit_code);
+        }
+        sleep((begun.elapsed() * REST_FACTOR).max(MIN_REST)).await;
+        if args.output.format == OutputFormat::Table {
+            print::line("")?;
+        }
+    }
+}
+
+async fn of_this_node(args: &ConnectionsArgs) -> Result<ExitCode> {
+    let file = args.state_dir.join("state");
+    let node = node_name(args.node_name.as_deref())?;
+    let service = match args.service.clone() {
+        Some(service) => Some(service.in_namespace(args.namespace.as_deref())?),
+        None => None,
+    };
+    let query = Query { by: args.grouping(), service };
+
+    let counted = spawn_blocking(move || {
+        let stored = StoredState::read(&file, &node).with_context(|| {
+            format!("cannot read {}: run this on a node with a backend, or set --state-dir", file.display())
+        })?;
+        connections::count(&stored.state, &query, progress())
+    });
+    let report = counted.await.context("the pass was cancelled")??;
+
+    print(args, &report, &format!("{} of this node", table::entries(&report)))?;
+    Ok(ExitCode::Success)
+}
+
+/// Prints how far a pass is, if that takes long.
+fn progress() -> impl FnMut(u64) {
+    let count = fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count").unwrap_or_default();
+    let mut next = Instant::now() + PROGRESS_INTERVAL;
+    move |read| {
+        // The clock is not free.
+        if read.is_multiple_of(1024) && Instant::now() >= next {
+            print::error(format_args!("read {read} of {} entries of the conntrack table", count.trim()));
+            next += PROGRESS_INTERVAL;
+        }
+    }
+}
+
+/// `source`: of what the counts are.
+fn print(args: &ConnectionsArgs, report: &Report, source: &str) -> Result<()> {
+    match args.output.format {
+        OutputFormat::Json if args.watch => print::document(serde_json::to_string(report)? + "\n"),
+        OutputFormat::Yaml if args.watch => print::document(format_args!("---\n{}", print::yaml(report)?)),
+        _ => print::value(args.output, report, || table::text(report, source)),
+    }
+}

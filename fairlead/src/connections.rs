@@ -1,0 +1,118 @@
+//! Whose connections this node's kernel tracks: one pass over the conntrack table, compared with the state of the node.
+//! Reads only.
+//!
+//! ```text
+//!   conntrack table ──▶ Entry ──▶ ServiceIndex: translated for which service port, to which endpoint? ──▶ Tally ──▶ Report
+//!   state file ──▶ NodeState ───────▲          arriving at which endpoint of this node?
+//! ```
+//!
+//! IPVS has a table of its own, but its backend makes IPVS keep its connections in conntrack too
+//! (`net.ipv4.vs.conntrack`), with the endpoint in the direction of the replies, as NAT does. So one pass serves all
+//! modes.
+
+mod report;
+mod service_index;
+mod source_ports;
+mod tally;
+#[cfg(test)]
+mod tests;
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context as _, Result};
+use backend::{NodeState, ServiceName, dataplane::IPVS_DEVICE};
+use clap::ValueEnum;
+use netlink::conntrack::{ConntrackHandle, Entry};
+use serde::{Deserialize, Serialize};
+
+use service_index::{Place, ServiceIndex};
+use source_ports::SourcePorts;
+use tally::Tally;
+
+pub(crate) use report::{Report, Row, Section};
+pub(crate) use source_ports::{MASQUERADE_PORTS, SourcePortUse};
+pub(crate) use tally::Counts;
+
+/// Which connections are counted together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Grouping {
+    /// Those of a service port.
+    Service,
+    /// Those of a service port to an endpoint.
+    Endpoint,
+    /// Those of a client to a service port, or to an endpoint of this node.
+    Client,
+}
+
+/// What is counted in one pass.
+#[derive(Clone, Debug)]
+pub(crate) struct Query {
+    pub(crate) by: Grouping,
+    /// Only the connections of this Service.
+    pub(crate) service: Option<ServiceName>,
+}
+
+/// Connections that are counted together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Group {
+    /// The number of a service port in the index; of several that share an endpoint, the first one.
+    port: usize,
+    endpoint: Option<SocketAddr>,
+    client: Option<IpAddr>,
+}
+
+/// The counts of a pass. No connection is both translated and arriving.
+#[derive(Debug, Default)]
+struct Tallies {
+    translated: Tally<Group>,
+    arriving: Tally<Group>,
+    source_ports: SourcePorts,
+}
+
+/// Counts the connections of the network namespace of the calling thread, which it blocks. `progress` is called with
+/// the number of entries that were read, for each.
+pub(crate) fn count(state: &NodeState, query: &Query, progress: impl FnMut(u64)) -> Result<Report> {
+    let addresses =
+        netlink::rtnl::addresses_except(&[IPVS_DEVICE]).context("cannot list the addresses of this node")?;
+    let index = ServiceIndex::new(state, query.service.as_ref(), addresses);
+
+    let mut tallies = Tallies::default();
+    let entries = visit(|entry| tallies.add(&index, query.by, entry), progress)?;
+    Ok(Report::new(&index, query.by, entries, tallies))
+}
+
+/// Lists the table. Returns the number of entries.
+fn visit(mut entry: impl FnMut(&Entry), mut progress: impl FnMut(u64)) -> Result<u64> {
+    let mut entries = 0;
+    let mut table = ConntrackHandle::open().context("cannot open a netlink socket")?;
+    table
+        .entries(|next| {
+            entry(next);
+            entries += 1;
+            progress(entries);
+            Ok(())
+        })
+        .context("cannot list the conntrack table: this needs root, with CAP_NET_ADMIN")?;
+    Ok(entries)
+}
+
+impl Tallies {
+    fn add(&mut self, index: &ServiceIndex<'_>, by: Grouping, entry: &Entry) {
+        self.source_ports.add(entry);
+        let Some(place) = index.place(entry) else { return };
+        let (port, endpoint, tally) = match place {
+            Place::Translated { port, endpoint } => (port, endpoint, &mut self.translated),
+            // Whose connections they are is not known if several Services share the endpoint.
+            Place::Arriving { .. } if by == Grouping::Service => return,
+            Place::Arriving { port, endpoint } => (port, endpoint, &mut self.arriving),
+        };
+
+        let group = match by {
+            Grouping::Service => Group { port, endpoint: None, client: None },
+            Grouping::Endpoint => Group { port, endpoint: Some(endpoint), client: None },
+            Grouping::Client => Group { port, endpoint: None, client: Some(entry.original.source.ip()) },
+        };
+        tally.add(group, entry);
+    }
+}

@@ -1,0 +1,137 @@
+//! To which service port and endpoint of a node's state a conntrack entry belongs. Pure.
+//!
+//! ```text
+//!                  original destination    source of the replies
+//!   translated     VIP, or node port       endpoint
+//!   arriving       endpoint                the same
+//! ```
+
+use std::{
+    collections::{HashMap, HashSet},
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+};
+
+use backend::{
+    NodeState, ServiceName, ServicePortState,
+    dataplane::{Vip, vips},
+};
+use netlink::conntrack::Entry;
+use proto::model::{Endpoint, IpFamily, Pool, PoolClass, Protocol, TrafficPolicy};
+
+/// The service ports of a state, by VIP and by endpoint.
+#[derive(Debug)]
+pub(super) struct ServiceIndex<'a> {
+    ports: Vec<&'a ServicePortState>,
+    /// Of two service ports with the same VIP the first one in key order serves it.
+    vips: HashMap<Vip, usize>,
+    /// The addresses of the node, at which node ports are served.
+    node_addresses: HashSet<IpAddr>,
+    /// The endpoints on this node, with the first service port that has each.
+    local: HashMap<(Protocol, SocketAddr), usize>,
+    /// The only service ports whose connections are counted.
+    selected: Option<&'a ServiceName>,
+}
+
+/// Where a connection goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// This node translates it from a VIP of a service port.
+    Translated { port: usize, endpoint: SocketAddr },
+    /// It arrives at an endpoint of this node without a VIP, because another node has translated it, or because its
+    /// client has connected to the pod itself.
+    Arriving { port: usize, endpoint: SocketAddr },
+}
+
+impl<'a> ServiceIndex<'a> {
+    pub(super) fn new(
+        state: &'a NodeState,
+        selected: Option<&'a ServiceName>,
+        mut node_addresses: HashSet<IpAddr>,
+    ) -> Self {
+        node_addresses.extend(&state.node().addresses);
+        let mut index =
+            Self { ports: Vec::new(), vips: HashMap::new(), node_addresses, local: HashMap::new(), selected };
+        for service in state.service_ports().values() {
+            index.add(service);
+        }
+        index
+    }
+
+    fn add(&mut self, service: &'a ServicePortState) {
+        let number = self.ports.len();
+        self.ports.push(service);
+        for family in IpFamily::ALL {
+            for (vip, _) in vips(&service.port, family) {
+                self.vips.entry(vip).or_insert(number);
+            }
+            // An endpoint of several Services is that of the selected one.
+            if self.is_selected(service) {
+                for endpoint in service.local[family].iter() {
+                    self.local.entry((service.port.key.protocol, socket_address(endpoint))).or_insert(number);
+                }
+            }
+        }
+    }
+
+    fn is_selected(&self, service: &ServicePortState) -> bool {
+        self.selected.is_none_or(|selected| selected.contains(&service.port.key))
+    }
+
+    /// `None` if the entry belongs to no selected service port.
+    pub(super) fn place(&self, entry: &Entry) -> Option<Place> {
+        let destination = entry.original.destination;
+        let endpoint = entry.reply.source;
+        if endpoint == destination {
+            let port = *self.local.get(&(entry.protocol, endpoint))?;
+            return Some(Place::Arriving { port, endpoint });
+        }
+
+        let port = self.port_of(entry.protocol, destination)?;
+        if !self.is_selected(self.ports[port]) {
+            return None;
+        }
+        Some(Place::Translated { port, endpoint })
+    }
+
+    fn port_of(&self, protocol: Protocol, destination: SocketAddr) -> Option<usize> {
+        let address = destination.ip();
+        let port = destination.port();
+        let of_vip = self.vips.get(&Vip::AddressPort { address, port, protocol }).copied();
+        if of_vip.is_some() || !self.node_addresses.contains(&address) {
+            return of_vip;
+        }
+        self.vips.get(&Vip::NodePort { port, protocol }).copied()
+    }
+
+    pub(super) fn service(&self, port: usize) -> &'a ServicePortState {
+        self.ports[port]
+    }
+}
+
+/// The endpoints among which the new connections of a service port are shared. If its policies differ: those of the
+/// whole cluster.
+pub(super) fn shared_pool(service: &ServicePortState, family: IpFamily) -> &Pool {
+    let port = &service.port;
+    let is_external_cluster = port.externally_accessible() && port.external_policy == TrafficPolicy::Cluster;
+    if port.internal_policy == TrafficPolicy::Cluster || is_external_cluster {
+        service.pool(PoolClass::Cluster, family)
+    } else {
+        service.pool(PoolClass::Local, family)
+    }
+}
+
+/// Whether new connections of a service port may go to an endpoint.
+pub(super) fn takes_new_connections(service: &ServicePortState, endpoint: SocketAddr) -> bool {
+    let family = IpFamily::of(&endpoint.ip());
+    [PoolClass::Cluster, PoolClass::Local].iter().any(|class| contains(service.pool(*class, family), endpoint))
+}
+
+pub(super) fn contains(pool: &Pool, endpoint: SocketAddr) -> bool {
+    let port = NonZeroU16::new(endpoint.port());
+    port.is_some_and(|port| pool.contains(&Endpoint::new(endpoint.ip(), port)))
+}
+
+pub(super) fn socket_address(endpoint: &Endpoint) -> SocketAddr {
+    SocketAddr::new(endpoint.address, endpoint.port.get())
+}
