@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
-use clap::Args;
+use clap::{Args, value_parser};
 
 use super::observe::DRAINED_PORT;
 use crate::config::duration;
@@ -10,9 +10,12 @@ use crate::config::duration;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exit codes:
-  0  no node sends new connections to this pod, or the pod is in no Service
-  1  the timeout has passed; the output says which Services use the pod, or which nodes are behind
-  2  the node's backend did not respond within the timeout, or rejected the request
+  0  no node sends new connections to this pod, or the pod is in no Service;
+     with --connections, none is left
+  1  the timeout has passed; the output says which Services use the pod, which
+     nodes are behind, or how many connections are left
+  2  the node's backend did not respond within the timeout, or rejected the
+     request; or --connections is given on the host network
 
 For preStop in a pod, which is known by its source address and needs no rights.
 Images without a shell get the program from an init container that runs
@@ -30,11 +33,17 @@ pub(crate) struct DrainedArgs {
     #[arg(long, env = "POD_IPS", value_delimiter = ',', value_name = "IP,IP")]
     pub(crate) address: Vec<IpAddr>,
 
-    /// Wait at most this long, up to 5m. Shorter than terminationGracePeriodSeconds.
+    /// Wait at most this long, up to 5m (longer with --connections). Shorter than terminationGracePeriodSeconds.
     #[arg(long, default_value = "20s", value_name = "TIME", value_parser = duration)]
     pub(crate) timeout: Duration,
 
+    /// Then wait, for the rest of --timeout, until no TCP connection to these ports of the pod is left: the targetPorts
+    /// of its Services, because other ports have connections that stay, such as those of metrics. Not on the host
+    /// network.
+    #[arg(long, value_delimiter = ',', value_name = "PORT,PORT", value_parser = value_parser!(u16).range(1..))]
+    pub(crate) connections: Vec<u16>,
+
     /// Copy this program to a file, and do nothing else: for an init container.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["port", "timeout"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["port", "timeout", "connections"])]
     pub(crate) install: Option<PathBuf>,
 }

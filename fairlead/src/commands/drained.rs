@@ -1,11 +1,13 @@
-//! `fairlead drained`: waits in a pod's `preStop` until no node sends new connections to the pod.
+//! `fairlead drained`: waits in a pod's `preStop` until no node sends new connections to the pod, and with
+//! `--connections` until those to its ports are closed.
+
+mod connections;
 
 use std::{
     fs,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, UdpSocket},
     os::unix::fs::PermissionsExt as _,
     path::Path,
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -20,33 +22,44 @@ use crate::{
     print,
 };
 
-/// Asks the node until it answers or the timeout has passed, or installs the program.
+/// Asks the node until it answers, then waits for the connections, all within the timeout. Or installs the program.
 pub(crate) async fn run(args: DrainedArgs) -> Result<ExitCode> {
-    let DrainedArgs { node_address, port, address, timeout, install } = args;
+    let DrainedArgs { node_address, port, address, timeout, connections: ports, install } = args;
     if let Some(file) = install {
         install_program(&file).with_context(|| format!("cannot install {}", file.display()))?;
         return Ok(ExitCode::Success);
     }
     let Some(node) = node_address else { bail!("--node-address: the address of the pod's node is required") };
-    if timeout > MAX_TIMEOUT {
+    if timeout > MAX_TIMEOUT && ports.is_empty() {
         bail!("--timeout: {timeout:?} is longer than {MAX_TIMEOUT:?}");
     }
 
-    let HttpResponse { status, line, body } = ask(SocketAddr::new(node, port), &address, timeout).await?;
+    if !ports.is_empty() && is_own_address(node) {
+        bail!("--connections: a pod on the host network has the connections of the whole node ({node}): omit the flag");
+    }
+
+    let deadline = Instant::now() + timeout;
+    let HttpResponse { status, line, body } = ask(SocketAddr::new(node, port), &address, deadline).await?;
     match status {
-        // The pod is in no Service: there is nothing to wait for.
-        200 | 404 => print::text(body).map(|()| ExitCode::Success),
-        504 => print::text(body).map(|()| ExitCode::FoundProblems),
+        // 404: the pod is in no Service, so that no node sends it new connections, either.
+        200 | 404 => print::text(body)?,
+        504 => return print::text(body).map(|()| ExitCode::FoundProblems),
         _ => bail!("{line}: {}", body.trim()),
     }
+    if ports.is_empty() {
+        return Ok(ExitCode::Success);
+    }
+
+    let open = connections::wait_until_closed(&ports, deadline).await?;
+    print::line(&open)?;
+    Ok(ExitCode::of_check(open.is_empty()))
 }
 
 /// Repeats the request while the backend cannot be reached, knows no answer, or ends (302).
-async fn ask(node: SocketAddr, addresses: &[IpAddr], timeout: Duration) -> Result<HttpResponse> {
-    let deadline = Instant::now() + timeout;
+async fn ask(node: SocketAddr, addresses: &[IpAddr], deadline: Instant) -> Result<HttpResponse> {
     let mut backoff = Backoff::new(MIN_RETRY_DELAY, MAX_RETRY_DELAY);
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = deadline.saturating_duration_since(Instant::now()).min(MAX_TIMEOUT);
         let response = http_get(node, &request_path(left, addresses), left + RESPONSE_SLACK).await;
         if response.as_ref().is_ok_and(|HttpResponse { status, .. }| !matches!(status, 302 | 502 | 503)) {
             return response;
@@ -60,6 +73,11 @@ async fn ask(node: SocketAddr, addresses: &[IpAddr], timeout: Duration) -> Resul
     }
 }
 
+/// Whether this network namespace has the address. A pod has that of its node on the host network only.
+fn is_own_address(address: IpAddr) -> bool {
+    UdpSocket::bind(SocketAddr::new(address, 0)).is_ok()
+}
+
 /// Copies this program. The file is complete as soon as it has its name.
 fn install_program(file: &Path) -> Result<()> {
     let mut partial = file.as_os_str().to_owned();
@@ -71,6 +89,8 @@ fn install_program(file: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

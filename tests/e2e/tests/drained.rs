@@ -1,14 +1,14 @@
 //! `fairlead drained` in a pod, as `preStop` runs it, against a real backend.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     path::PathBuf,
     process::{Command, Output},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use e2e::{
-    Backend, Cluster, Deployment, Process, eventually, fairlead, http_get,
+    Backend, Cluster, Deployment, Netns, Process, eventually, fairlead, http_get,
     manifests::{Endpoint, EndpointState, Service},
     plan::{self, IpFamily},
 };
@@ -48,9 +48,14 @@ impl Installed {
     }
 
     fn run(&self, cluster: &Cluster, family: IpFamily, timeout: &str) -> (Option<i32>, String) {
-        let Output { status, stdout, stderr } =
-            cluster.pod(POD).netns.finish(&mut self.command(cluster, family, timeout));
-        (status.code(), format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr)))
+        finish(&cluster.pod(POD).netns, &mut self.command(cluster, family, timeout))
+    }
+
+    /// The command that also waits for the connections to the pod's port.
+    fn command_for_connections(&self, cluster: &Cluster, family: IpFamily, timeout: &str) -> Command {
+        let mut command = self.command(cluster, family, timeout);
+        command.args(["--connections", "8080,8443"]);
+        command
     }
 
     /// Runs the command until it says that the pod is in use. A slow node may not have heard of its frontend within a
@@ -62,6 +67,12 @@ impl Installed {
             (code == Some(1) && text.contains("may get new connections")).then_some(())
         });
     }
+}
+
+/// The exit code and the output.
+fn finish(netns: &Netns, command: &mut Command) -> (Option<i32>, String) {
+    let Output { status, stdout, stderr } = netns.finish(command);
+    (status.code(), format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr)))
 }
 
 fn web(cluster: &Cluster, state: EndpointState) -> Service {
@@ -105,6 +116,51 @@ fn command_waits_for_a_backend_that_restarts() {
     deployment.start_backends();
     let status = waiting.wait(TIMEOUT).expect("it ends");
     assert!(status.success(), "{status}: {:?}", waiting.lines_since(0));
+}
+
+#[test]
+fn command_waits_for_connections_that_are_open() {
+    let mut deployment = Deployment::start(Backend::Nft, |cluster| {
+        vec![web(cluster, EndpointState::Ready).endpoints([Endpoint::of(cluster.pod(POD))])]
+    });
+    let installed = Installed::new(deployment.cluster());
+    let client = deployment.cluster().pod("pod-b-2").netns.clone();
+    let open = IpFamily::ALL.map(|family| {
+        let vip = SocketAddr::new(plan::cluster_ip(1).ip(family), 80);
+        client.run(|| TcpStream::connect(vip)).expect("a connection")
+    });
+    let draining = web(deployment.cluster(), EndpointState::Draining);
+    deployment.apply(&draining);
+    let cluster = deployment.cluster();
+    let pod = &cluster.pod(POD).netns;
+
+    let (code, text, waited) = eventually("the pod is drained", TIMEOUT, || {
+        let start = Instant::now();
+        let (code, text) = finish(pod, &mut installed.command_for_connections(cluster, IpFamily::V4, "3s"));
+        text.starts_with("drained").then(|| (code, text, start.elapsed()))
+    });
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.ends_with("\n2 connections are still open: 2 to port 8080\n"), "{text}");
+    assert!(waited >= Duration::from_secs(3), "{waited:?}");
+
+    let log = installed.directory.path().join("log");
+    let waiting = Process::spawn(pod, installed.command_for_connections(cluster, IpFamily::V6, "5m"), &log);
+    waiting.wait_for_line("drained", 0, TIMEOUT);
+    drop(open);
+    let status = waiting.wait(TIMEOUT).expect("it ends");
+    assert!(status.success(), "{status}: {:?}", waiting.lines_since(0));
+    waiting.wait_for_line("no connection is left", 0, TIMEOUT);
+}
+
+#[test]
+fn connections_of_a_node_are_not_waited_for() {
+    let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
+    let installed = Installed::new(&cluster);
+    for family in IpFamily::ALL {
+        let mut command = installed.command_for_connections(&cluster, family, "5m");
+        let (code, text) = finish(&cluster.node('a').netns, &mut command);
+        assert!(code == Some(2) && text.contains("a pod on the host network"), "{code:?}: {text}");
+    }
 }
 
 /// It is the last pod of its Service, which uses it although it ends.
