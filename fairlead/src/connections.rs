@@ -30,7 +30,7 @@ use source_ports::SourcePorts;
 use tally::Tally;
 
 pub(crate) use report::{Report, Row, Section};
-pub(crate) use source_ports::{MASQUERADE_PORTS, SourcePortUse};
+pub(crate) use source_ports::{MASQUERADE_PORTS, NEARLY_FULL_PERCENT, SourcePortUse};
 pub(crate) use tally::Counts;
 
 /// Which connections are counted together.
@@ -80,6 +80,14 @@ pub(crate) fn count(state: &NodeState, query: &Query, progress: impl FnMut(u64))
     let mut tallies = Tallies::default();
     let entries = visit(|entry| tallies.add(&index, query.by, entry), progress)?;
     Ok(Report::new(&index, query.by, entries, tallies))
+}
+
+/// The destinations to which masquerading uses most source ports, in the network namespace of the calling thread, which
+/// this blocks.
+pub(crate) fn fullest_source_ports() -> Result<Vec<SourcePortUse>> {
+    let mut ports = SourcePorts::default();
+    visit(|entry| ports.add(entry), |_| {})?;
+    Ok(ports.fullest())
 }
 
 /// Lists the table. Returns the number of entries.

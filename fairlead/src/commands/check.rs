@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   kernel     features that the mode needs, probed in a network namespace
-//!   sysctls    forwarding, conntrack, bridges                   ──▶ findings ──▶ table | document, exit code
+//!   sysctls    forwarding, conntrack, bridges; source ports     ──▶ findings ──▶ table | document, exit code
 //!   rules      of kube-proxy, other modes, other programs
 //!   nft        its version, and sets on which older versions crash
 //!   frontend   certificates, a stream
@@ -12,6 +12,7 @@ mod frontend;
 mod kernel;
 pub(super) mod nft;
 mod rules;
+mod source_ports;
 mod sysctl;
 #[cfg(test)]
 mod tests;
@@ -81,6 +82,7 @@ pub(crate) async fn inspect(
 
     let mut findings = vec![probed];
     findings.extend(sysctl::check());
+    findings.push(spawn_blocking(source_ports::check).await.context("the count was cancelled")?);
     findings.extend(rules::check(mode, is_installed).await);
     findings.extend(nft::check());
     if is_installed {

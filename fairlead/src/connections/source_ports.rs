@@ -14,6 +14,8 @@ use super::tally::Tally;
 
 /// The source ports that masquerading chooses from: 1024 to 65535, except for clients with a port below 1024.
 pub(crate) const MASQUERADE_PORTS: u64 = 65_536 - 1024;
+/// The use from which on it is reported, because a burst of new connections may need the rest.
+pub(crate) const NEARLY_FULL_PERCENT: u64 = 80;
 /// How many destinations are listed.
 const LISTED: usize = 10;
 
