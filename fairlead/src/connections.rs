@@ -10,6 +10,7 @@
 //! (`net.ipv4.vs.conntrack`), with the endpoint in the direction of the replies, as NAT does. So one pass serves all
 //! modes.
 
+mod metrics;
 mod report;
 mod service_index;
 mod source_ports;
@@ -29,6 +30,7 @@ use service_index::{Place, ServiceIndex};
 use source_ports::SourcePorts;
 use tally::Tally;
 
+pub(crate) use metrics::ConnectionMetrics;
 pub(crate) use report::{Report, Row, Section};
 pub(crate) use source_ports::{MASQUERADE_PORTS, NEARLY_FULL_PERCENT, SourcePortUse};
 pub(crate) use tally::Counts;

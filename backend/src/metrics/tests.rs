@@ -9,8 +9,13 @@ use crate::{Observer, ObserverPages, Progress, backend::BackendIdentity, drained
 
 const PAGE: &str = include_str!("../../../docs/metrics.md");
 
-/// A metric that the program registers: it takes over from other modes.
-const OF_THE_PROGRAM: &str = "fairlead_backend_stale_objects";
+/// The metrics that the program registers: it takes over from other modes, and counts connections.
+const OF_THE_PROGRAM: [&str; 4] = [
+    "fairlead_backend_stale_objects",
+    "fairlead_backend_connections",
+    "fairlead_backend_source_ports",
+    "fairlead_backend_connections_pass_duration_seconds",
+];
 
 /// The lines with this prefix of one scrape of this backend, without the prefix.
 fn scraped(backend: &'static str, metrics: &Arc<Metrics>, start: &str) -> Vec<String> {
@@ -47,7 +52,7 @@ fn page_lists_exactly_these_metrics() {
     let rows = rows.map(|row| row.split(['`', '{']).next().unwrap().to_owned());
     let prefixes = ["kubeproxy_", "fairlead_backend_", "process_"];
     let mut listed: BTreeSet<_> = rows.filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix))).collect();
-    assert!(listed.remove(OF_THE_PROGRAM));
+    assert!(OF_THE_PROGRAM.iter().all(|name| listed.remove(*name)));
     assert_eq!(listed, names());
 }
 

@@ -24,6 +24,11 @@ pub(crate) struct ObserveArgs {
     #[arg(long, default_value = DEFAULT_METRICS, value_name = "ADDRESS")]
     pub(crate) metrics: HttpAddress<METRICS_PORT>,
 
+    /// Count the open connections of Services on this node, and the source ports of masquerading, for /metrics. Reads
+    /// the conntrack table with at most 1 % of a CPU core.
+    #[arg(long, env = "FAIRLEAD_CONNECTION_METRICS")]
+    pub(crate) connection_metrics: bool,
+
     /// Exit if an address for HTTP cannot be bound. Default: retry five times a second.
     #[arg(long)]
     pub(crate) bind_address_hard_fail: bool,

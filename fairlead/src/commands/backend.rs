@@ -39,6 +39,7 @@ use crate::{
         AnyBackendArgs, BackendCommand, CommonBackendArgs, ConntrackArgs, DrainedPortArgs, Effective, LocalArgs,
         NodeArgs, ObserveArgs, StreamArgs,
     },
+    connections::ConnectionMetrics,
     instance::InstanceLock,
     modes::Mode,
 };
@@ -180,6 +181,13 @@ impl BackendSetup<'_> {
         let Self { mode, other_modes, node_name, node, conntrack, mut http, .. } = self;
         let stale_objects = StaleObjects::default();
         http.registries.push(stale_objects.registry());
+        if http.args.connection_metrics {
+            let connections = ConnectionMetrics::default();
+            http.registries.push(connections.registry());
+            let file = node.state_dir.join("state");
+            let of_node = node_name.clone();
+            tasks.spawn_infallible("connection metrics", move |shutdown| connections.run(file, of_node, shutdown));
+        }
         http.spawn(runner.observer(), tasks);
 
         let (is_only_instance, only_instance) = oneshot::channel();
