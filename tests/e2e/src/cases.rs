@@ -6,6 +6,7 @@ pub mod affinity;
 pub mod changes;
 pub mod cluster_ips;
 pub mod commands;
+pub mod connections;
 pub mod drained;
 pub mod drift;
 pub mod endpoints;
@@ -144,6 +145,9 @@ macro_rules! conformance {
                 #[shared]
                 local_runs_frontend_and_backend,
                 cleanup_removes_only_objects_of_fairlead,
+            }
+            connections {
+                connections_are_counted_by_endpoint_and_client,
             }
             instances {
                 #[shared]
