@@ -121,10 +121,16 @@ pub(super) fn shared_pool(service: &ServicePortState, family: IpFamily) -> &Pool
     }
 }
 
-/// Whether new connections of a service port may go to an endpoint.
+/// Whether new connections of a service port may go to an endpoint. The pool of policy Local, which every node has,
+/// counts only where that policy applies: it has an endpoint that ends if the node has no other one.
 pub(super) fn takes_new_connections(service: &ServicePortState, endpoint: SocketAddr) -> bool {
     let family = IpFamily::of(&endpoint.ip());
-    [PoolClass::Cluster, PoolClass::Local].iter().any(|class| contains(service.pool(*class, family), endpoint))
+    let port = &service.port;
+    let is_external_local = port.externally_accessible() && port.external_policy == TrafficPolicy::Local;
+    let uses_local = port.internal_policy == TrafficPolicy::Local || is_external_local;
+
+    contains(service.pool(PoolClass::Cluster, family), endpoint)
+        || (uses_local && contains(service.pool(PoolClass::Local, family), endpoint))
 }
 
 pub(super) fn contains(pool: &Pool, endpoint: SocketAddr) -> bool {

@@ -3,11 +3,11 @@
 use std::num::NonZeroU16;
 
 use netlink::conntrack::{Stage, Traffic, Tuple};
-use proto::model::{Endpoint, IpFamily, NodeInfo, PoolClass, Protocol, ServicePort, ServicePortKey};
+use proto::model::{Endpoint, IpFamily, NodeInfo, PoolClass, Protocol, ServicePort, ServicePortKey, TrafficPolicy};
 
 use backend::ServicePortState;
 
-use super::*;
+use super::{service_index::takes_new_connections, *};
 
 const NODE: &str = "192.0.2.1";
 
@@ -146,6 +146,20 @@ fn connection_without_a_vip_arrives_at_an_endpoint_of_this_node() {
         (rows(&of_web.translated), rows(&of_web.arriving)),
         (vec![], vec!["default/web/tcp 10.244.1.1:8080 1".into()])
     );
+}
+
+#[test]
+fn last_local_endpoint_that_ends_is_in_use_only_under_policy_local() {
+    let mut web = service("web", Protocol::Tcp, "10.96.0.1", 80);
+    web.pool_mut(PoolClass::Cluster, IpFamily::V4).insert(endpoint("10.244.2.1", 8080));
+    web.pool_mut(PoolClass::Local, IpFamily::V4).insert(Endpoint { terminating: true, ..endpoint("10.244.1.1", 8080) });
+    let local = "10.244.1.1:8080".parse().unwrap();
+    assert!(!takes_new_connections(&web, local));
+
+    web.port.external_policy = TrafficPolicy::Local;
+    assert!(!takes_new_connections(&web, local), "no client from outside reaches it");
+    web.port.node_port = NonZeroU16::new(30080);
+    assert!(takes_new_connections(&web, local));
 }
 
 #[test]

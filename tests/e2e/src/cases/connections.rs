@@ -16,7 +16,7 @@ use crate::{
     client::Client,
     cluster::{Cluster, Node},
     deployment::{Backend, Deployment, fairlead},
-    manifests::Service,
+    manifests::{Endpoint, EndpointState, Service},
     netns::Netns,
     plan::{self, DualStack, IpFamily},
     tools::conntrack,
@@ -27,8 +27,9 @@ const PORT: u16 = 80;
 const NODE_PORT: u16 = 30_080;
 /// Of the first client; below the ports that the kernel chooses.
 const SOURCE_PORT: usize = 20_000;
-/// The endpoint that is removed while it has connections.
+/// The endpoints that are removed, and end, while they have connections.
 const REMOVED: &str = "pod-b-1";
+const ENDING: &str = "pod-b-2";
 
 /// How many connections each of several keys has.
 type Counts = BTreeMap<String, u64>;
@@ -44,18 +45,24 @@ struct Held {
 }
 
 /// From a pod, an endpoint to itself, the node, and from outside; to endpoints of the same and of another node, of which
-/// one is removed; and of a client with session affinity.
+/// one is removed and one ends; and of a client with session affinity.
 pub fn connections_are_counted_by_endpoint_and_client(backend: Backend) {
-    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, REMOVED), sticky(cluster)]);
-    for node in deployment.cluster().nodes() {
+    let first = |cluster: &Cluster| web().pods([cluster.pod(REMOVED)]);
+    let mut deployment = Deployment::start(backend, |cluster| vec![first(cluster), sticky(cluster)]);
+    let cluster = deployment.cluster();
+    let second = web().pods([cluster.pod(ENDING)]);
+    let ending = Endpoint::of(cluster.pod(ENDING)).state(EndpointState::Draining);
+    let third = web().endpoints([Endpoint::of(cluster.pod("pod-a-1")), ending]);
+    for node in cluster.nodes() {
         // A guest may need longer than half a minute.
         node.netns.sysctls(&[("netfilter/nf_conntrack_udp_timeout", "600")]);
     }
 
     let mut held = Vec::new();
     connect_to_web(&mut held, deployment.cluster(), &[Protocol::Tcp]);
-    let web = web(deployment.cluster(), "pod-a-1");
-    deployment.apply(&web);
+    deployment.apply(&second);
+    connect_to_web(&mut held, deployment.cluster(), &[Protocol::Tcp]);
+    deployment.apply(&third);
     connect_to_web(&mut held, deployment.cluster(), &[Protocol::Tcp, Protocol::Udp]);
     connect_to_sticky(&mut held, deployment.cluster());
     // A backend that ends writes its state file.
@@ -91,19 +98,15 @@ pub fn connections_are_counted_by_endpoint_and_client(backend: Backend) {
 // === impl Held ===
 
 impl Held {
-    fn is_gone(&self) -> bool {
-        self.reply.pod == REMOVED
-    }
-
-    /// Whether the node has its endpoint, and another node has translated it. An endpoint that is gone belongs to no
+    /// Whether the node has its endpoint, and another node has translated it. An endpoint that is removed belongs to no
     /// Service.
     fn arrives_at(&self, node: &Node) -> bool {
         let has_endpoint = node.pods.iter().any(|pod| pod.name == self.reply.pod);
-        has_endpoint && self.translated_by != node.name && !self.is_gone()
+        has_endpoint && self.translated_by != node.name && self.reply.pod != REMOVED
     }
 
     fn at_endpoint(&self) -> String {
-        let mark = if self.is_gone() { " gone" } else { "" };
+        let mark = if [REMOVED, ENDING].contains(&self.reply.pod.as_str()) { " gone" } else { "" };
         format!("{} {}{mark}", self.service_port, self.reply.endpoint)
     }
 
@@ -123,19 +126,17 @@ impl Held {
 
 // === the Services and their clients ===
 
-fn web(cluster: &Cluster, pod: &str) -> Service {
-    let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(PORT, 8080).node_port(NODE_PORT);
-    service.pods([cluster.pod(pod)])
+fn web() -> Service {
+    Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(PORT, 8080).node_port(NODE_PORT)
 }
 
 fn sticky(cluster: &Cluster) -> Service {
     let service = Service::new("sticky").cluster_ip(plan::cluster_ip(2)).port_all(PORT, 8080).affinity(10_800);
-    service.pods(["pod-a-2", "pod-b-2"].map(|pod| cluster.pod(pod)))
+    service.pods(["pod-a-2", "pod-b-3"].map(|pod| cluster.pod(pod)))
 }
 
 fn connect_to_web(held: &mut Vec<Held>, cluster: &Cluster, protocols: &[Protocol]) {
-    let nodes = ['a', 'b'].map(|letter| cluster.node(letter));
-    let [a, b] = nodes;
+    let [a, b] = ['a', 'b'].map(|letter| cluster.node(letter));
     let clients = [
         (a, cluster.pod("pod-a-3").client(), plan::cluster_ip(1), PORT),
         (a, cluster.pod("pod-a-1").client(), plan::cluster_ip(1), PORT),
