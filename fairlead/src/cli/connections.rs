@@ -24,8 +24,8 @@ translated by the node of that pod, and arrives at the node of the endpoint
 without a VIP: do not add the two. Bytes and packets are counted for connections
 that begin after `sysctl -w net.netfilter.nf_conntrack_acct=1`.
 
-As a kubectl plugin it runs in the backends' pods: you need `get` on pods and
-`create` on pods/exec in the namespace of the chart.")]
+As a kubectl plugin it runs in the backends' pods: you need `list` and `get` on
+pods and `create` on pods/exec in the namespace of the chart.")]
 pub(crate) struct ConnectionsArgs {
     /// Count only the connections of this Service, of the namespace `default` unless one is given.
     #[arg(value_name = "[NAMESPACE/]NAME", value_parser = service)]
