@@ -36,6 +36,9 @@
 {{- else }}
 - --healthz=0.0.0.0:{{ .Values.backend.healthz.port }}
 - --metrics={{ ternary "0.0.0.0" "127.0.0.1" .Values.backend.metrics.exposed }}:{{ .Values.backend.metrics.port }}
+{{- if .Values.backend.connectionMetrics }}
+- --connection-metrics
+{{- end }}
 {{- end }}
 {{- with $traffic.detectLocalMode }}
 - --detect-local-mode={{ . }}

@@ -202,7 +202,8 @@ class Matrix(unittest.TestCase):
             self.assertEqual(int(given["metrics"].split(":")[1]), ports["metrics"])
 
     def test_commands_in_a_backend_have_its_settings_as_variables(self):
-        served_only = {"healthz", "metrics", "max-loss", "oom-score-adj", "shadow", "log", "log-format", "backend"}
+        served_only = {"healthz", "metrics", "connection-metrics", "max-loss", "oom-score-adj", "shadow", "backend"}
+        served_only |= {"log", "log-format"}
         for objects in self.each():
             backend = next(item for item in objects if item["kind"] == "DaemonSet")
             [container] = backend["spec"]["template"]["spec"]["containers"]

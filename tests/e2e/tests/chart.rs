@@ -50,6 +50,7 @@ const CUSTOM: &[(&str, &str, &[&str])] = &[
             "spec.podMetricsEndpoints.port",
             "spec.podMetricsEndpoints.path",
             "spec.podMetricsEndpoints.interval",
+            "spec.podMetricsEndpoints.honorLabels",
         ],
     ),
     (
