@@ -111,6 +111,7 @@ fn plugin_reaches_a_frontend_through_kubectl() {
     frontend.arg("--manifests").arg(path("manifests")).arg("--tls-client-ca").arg(path("ca.crt"));
     frontend.arg("--tls-cert").arg(path("frontend.crt")).arg("--tls-key").arg(path("frontend.key"));
     let frontend = Process::spawn(cluster.outside(), frontend, &path("frontend.log"));
+    frontend.wait_for_line("every kind of object has been listed", 0, TIMEOUT);
     frontend.wait_for_line("listening", 0, TIMEOUT);
 
     let plugin = |arguments: &[&str]| plugin(&home, cluster.outside(), arguments).1;
