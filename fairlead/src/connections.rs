@@ -2,25 +2,26 @@
 //! Reads only.
 //!
 //! ```text
-//!   conntrack table ──▶ Entry ──▶ ServiceIndex: translated for which service port, to which endpoint? ──▶ Tally ──▶ Report
+//!   conntrack table ──▶ Entry ──▶ ServiceIndex: translated for which service port, which endpoint? ─▶ Tally ─▶ Report
 //!   state file ──▶ NodeState ───────▲          arriving at which endpoint of this node?
 //! ```
 //!
 //! IPVS has a table of its own, but its backend makes IPVS keep its connections in conntrack too
 //! (`net.ipv4.vs.conntrack`), with the endpoint in the direction of the replies, as NAT does. So one pass serves all
-//! modes.
+//! modes. Entries of other zones than 0 are left out: switches of network plugins keep them beside those of the kernel.
 
 mod metrics;
 mod report;
 mod service_index;
 mod source_ports;
+mod sum;
 mod tally;
 #[cfg(test)]
 mod tests;
 
 use std::net::{IpAddr, SocketAddr};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use backend::{NodeState, ServiceName, dataplane::IPVS_DEVICE};
 use clap::ValueEnum;
 use netlink::conntrack::{ConntrackHandle, Entry};
@@ -33,17 +34,18 @@ use tally::Tally;
 pub(crate) use metrics::ConnectionMetrics;
 pub(crate) use report::{Report, Row, Section};
 pub(crate) use source_ports::{MASQUERADE_PORTS, NEARLY_FULL_PERCENT, SourcePortUse};
+pub(crate) use sum::Sum;
 pub(crate) use tally::Counts;
 
 /// Which connections are counted together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Grouping {
-    /// Those of a service port.
+    /// One row for each service port.
     Service,
-    /// Those of a service port to an endpoint.
+    /// One row for each endpoint of a service port.
     Endpoint,
-    /// Those of a client to a service port, or to an endpoint of this node.
+    /// One row for each client of a service port.
     Client,
 }
 
@@ -74,14 +76,22 @@ struct Tallies {
 
 /// Counts the connections of the network namespace of the calling thread, which it blocks. `progress` is called with
 /// the number of entries that were read, for each.
+///
+/// # Errors
+/// When the state has no such Service, or the kernel cannot be read.
 pub(crate) fn count(state: &NodeState, query: &Query, progress: impl FnMut(u64)) -> Result<Report> {
     let addresses =
         netlink::rtnl::addresses_except(&[IPVS_DEVICE]).context("cannot list the addresses of this node")?;
     let index = ServiceIndex::new(state, query.service.as_ref(), addresses);
+    if let Some(service) = &query.service
+        && state.ports_of(service).next().is_none()
+    {
+        bail!("this node has no Service {service} with a cluster IP: check the name, and `fairlead services`");
+    }
 
     let mut tallies = Tallies::default();
-    let entries = visit(|entry| tallies.add(&index, query.by, entry), progress)?;
-    Ok(Report::new(&index, query.by, entries, tallies))
+    let tracked = visit(|entry| tallies.add(&index, query.by, entry), progress)?;
+    Ok(Report::new(&index, query, tracked, tallies))
 }
 
 /// The destinations to which masquerading uses most source ports, in the network namespace of the calling thread, which
@@ -93,12 +103,12 @@ pub(crate) fn fullest_source_ports() -> Result<Vec<SourcePortUse>> {
 }
 
 /// Lists the table. Returns the number of entries.
-fn visit(mut entry: impl FnMut(&Entry), mut progress: impl FnMut(u64)) -> Result<u64> {
+fn visit(mut visit_entry: impl FnMut(&Entry), mut progress: impl FnMut(u64)) -> Result<u64> {
     let mut entries = 0;
     let mut table = ConntrackHandle::open().context("cannot open a netlink socket")?;
     table
-        .entries(|next| {
-            entry(next);
+        .entries(|entry| {
+            visit_entry(entry);
             entries += 1;
             progress(entries);
             Ok(())

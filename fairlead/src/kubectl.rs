@@ -61,6 +61,8 @@ pub(crate) struct BackendPod {
     /// The name of its node.
     pub(crate) node: String,
     pub(crate) name: String,
+    /// Whether it is in phase `Running`.
+    pub(crate) is_running: bool,
 }
 
 /// One run of kubectl.
@@ -81,17 +83,17 @@ pub(crate) fn is_plugin_process() -> bool {
     is_plugin(env::args_os().next().as_deref())
 }
 
-/// The pods of all backends that run, by node.
+/// The pods of all backends, by node.
 ///
 /// # Errors
 /// When kubectl fails, or there are none.
 pub(crate) async fn backend_pods() -> Result<Vec<BackendPod>> {
     let installation = Installation::from_environment();
-    let pods = installation.running_backends(&installation.backends().output().await?)?;
+    let pods = installation.backends_in(&installation.backends().output().await?)?;
     if pods.is_empty() {
         let Installation { namespace, name } = installation;
         bail!(
-            "DaemonSet {namespace}/{name}-backend has no running pod: check FAIRLEAD_NAMESPACE and FAIRLEAD_NAME \
+            "DaemonSet {namespace}/{name}-backend has no pod: check FAIRLEAD_NAMESPACE and FAIRLEAD_NAME \
              (fullnameOverride of the chart), and `kubectl -n {namespace} get pods`"
         );
     }
@@ -103,8 +105,10 @@ pub(crate) async fn backend_pods() -> Result<Vec<BackendPod>> {
 /// # Errors
 /// When kubectl or the command fails, with what they print on standard error.
 pub(crate) async fn exec(pod: &BackendPod, command: &[&str]) -> Result<Vec<u8>> {
-    let output = Installation::from_environment().exec(&pod.name, command).command().output().await?;
+    let call = Installation::from_environment().exec(&pod.name, command);
+    let output = call.command().output().await.context("cannot start kubectl: install it in PATH")?;
     if !output.status.success() {
+        // It names the right that is missing.
         bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(output.stdout)
@@ -249,8 +253,8 @@ impl Installation {
         self.call(&arguments, format!("you need `list` on pods in {}", self.namespace))
     }
 
-    /// The running pods of this installation's DaemonSet in a list of pods.
-    fn running_backends(&self, list: &[u8]) -> Result<Vec<BackendPod>> {
+    /// The pods of this installation's DaemonSet in a list of pods.
+    fn backends_in(&self, list: &[u8]) -> Result<Vec<BackendPod>> {
         let list: Value = serde_json::from_slice(list).context("kubectl printed no list of pods")?;
         let owner = format!("{}-backend", self.name);
         let mut pods = Vec::new();
@@ -258,8 +262,9 @@ impl Installation {
             let is_own = pod["metadata"]["ownerReferences"][0]["name"] == *owner;
             let node = pod["spec"]["nodeName"].as_str();
             let name = pod["metadata"]["name"].as_str();
-            if let (true, Some(node), Some(name)) = (is_own && pod["status"]["phase"] == "Running", node, name) {
-                pods.push(BackendPod { node: node.to_owned(), name: name.to_owned() });
+            if let (true, Some(node), Some(name)) = (is_own, node, name) {
+                let is_running = pod["status"]["phase"] == "Running";
+                pods.push(BackendPod { node: node.to_owned(), name: name.to_owned(), is_running });
             }
         }
         pods.sort_unstable();
@@ -348,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn backends_are_the_running_pods_of_the_daemon_set() {
+    fn backends_are_the_pods_of_the_daemon_set() {
         let pod = |name: &str, owner: &str, phase: &str| {
             let owners = json!([{ "kind": "DaemonSet", "name": owner }]);
             let metadata = json!({ "name": name, "ownerReferences": owners });
@@ -362,10 +367,10 @@ mod tests {
             { "metadata": { "name": "e" } },
         ] });
         let installation = Installation { namespace: "network".into(), name: "fl".into() };
-        let pods = installation.running_backends(list.to_string().as_bytes()).unwrap();
-        let names: Vec<_> = pods.iter().map(|pod| (&*pod.node, &*pod.name)).collect();
-        assert_eq!(names, [("node-of-a", "a"), ("node-of-b", "b")]);
-        installation.running_backends(b"error").unwrap_err();
+        let pods = installation.backends_in(list.to_string().as_bytes()).unwrap();
+        let seen: Vec<_> = pods.iter().map(|pod| (&*pod.node, &*pod.name, pod.is_running)).collect();
+        assert_eq!(seen, [("node-of-a", "a", true), ("node-of-b", "b", true), ("node-of-c", "c", false)]);
+        installation.backends_in(b"error").unwrap_err();
     }
 
     #[test]

@@ -35,11 +35,11 @@ pub(crate) struct ConnectionsArgs {
     #[arg(short = 'n', long, value_name = "NAMESPACE", requires = "service")]
     pub(crate) namespace: Option<String>,
 
-    /// Count connections together by this. Default: `endpoint` for one Service, else `service`.
+    /// Group the connections. Default: `endpoint` for one Service, else `service`.
     #[arg(long, value_enum, value_name = "GROUP")]
     pub(crate) by: Option<Grouping>,
 
-    /// Count again and again, until interrupted.
+    /// Repeat until interrupted.
     #[arg(short, long)]
     pub(crate) watch: bool,
 

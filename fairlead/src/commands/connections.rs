@@ -23,29 +23,37 @@ use crate::{
     connections::{self, Query, Report},
     exit_code::ExitCode,
     kubectl,
-    print::{self, OutputFormat},
+    print::{self, OutputClosed, OutputFormat},
 };
 
-/// How long `--watch` rests at least, and how many times as long as a pass took: it uses at most a tenth of a core.
-const MIN_REST: Duration = Duration::from_secs(2);
-const REST_FACTOR: u32 = 10;
+/// How long `--watch` rests after a pass, which takes two seconds if the table has a million entries.
+const WATCH_INTERVAL: Duration = Duration::from_secs(5);
 /// How often progress is printed.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Counts once, or again and again.
+/// Counts once, or until the command is interrupted.
 pub(crate) async fn run(args: ConnectionsArgs) -> Result<ExitCode> {
-    let is_plugin = kubectl::is_plugin_process();
+    let first = count(&args).await?;
+    if !args.watch {
+        return Ok(first);
+    }
     loop {
-        let begun = Instant::now();
-        let exit_code = if is_plugin { cluster::run(&args).await? } else { of_this_node(&args).await? };
-        if !args.watch {
-            return Ok(exit_code);
-        }
-        sleep((begun.elapsed() * REST_FACTOR).max(MIN_REST)).await;
+        sleep(WATCH_INTERVAL).await;
         if args.output.format == OutputFormat::Table {
             print::line("")?;
         }
+        // It may be the last one that fails: a state file of a backend that restarts, or an API server.
+        if let Err(error) = count(&args).await {
+            if error.is::<OutputClosed>() {
+                return Err(error);
+            }
+            print::error(format_args!("{error:#}"));
+        }
     }
+}
+
+async fn count(args: &ConnectionsArgs) -> Result<ExitCode> {
+    if kubectl::is_plugin_process() { cluster::run(args).await } else { of_this_node(args).await }
 }
 
 async fn of_this_node(args: &ConnectionsArgs) -> Result<ExitCode> {
@@ -65,7 +73,7 @@ async fn of_this_node(args: &ConnectionsArgs) -> Result<ExitCode> {
     });
     let report = counted.await.context("the pass was cancelled")??;
 
-    print(args, &report, &format!("{} of this node", table::entries(&report)))?;
+    print_report(args, &report, &format!("{} on this node", table::tracked(&report)))?;
     Ok(ExitCode::Success)
 }
 
@@ -82,11 +90,11 @@ fn progress() -> impl FnMut(u64) {
     }
 }
 
-/// `source`: of what the counts are.
-fn print(args: &ConnectionsArgs, report: &Report, source: &str) -> Result<()> {
+/// `heading`: where the counts come from.
+fn print_report(args: &ConnectionsArgs, report: &Report, heading: &str) -> Result<()> {
     match args.output.format {
         OutputFormat::Json if args.watch => print::document(serde_json::to_string(report)? + "\n"),
         OutputFormat::Yaml if args.watch => print::document(format_args!("---\n{}", print::yaml(report)?)),
-        _ => print::value(args.output, report, || table::text(report, source)),
+        _ => print::value(args.output, report, || table::text(report, heading)),
     }
 }

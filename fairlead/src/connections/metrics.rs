@@ -24,6 +24,8 @@ use super::{Grouping, Query, Report, SourcePortUse, count};
 
 /// How many Services have a metric, because each of the cluster's Services would be a series of each node otherwise.
 const MAX_SERVICES: usize = 100;
+/// From which share of the ports on a destination has a metric. Others would come and go with each pass.
+const REPORTED_PERCENT: u64 = 10;
 /// The shortest rest after a pass.
 const MIN_REST: Duration = Duration::from_secs(15);
 /// A pass rests for so many times as long as it took: it uses 1 % of a core.
@@ -88,7 +90,9 @@ impl LastPass {
             .with_context(|| format!("cannot read the state file {}", state_file.display()))?;
         let report = count(&stored.state, &Query { by: Grouping::Service, service: None }, |_| {})?;
         let services = largest_services(&report);
-        Ok(Self { services, source_ports: report.source_ports, duration: begun.elapsed() })
+        let mut source_ports = report.source_ports;
+        source_ports.retain(|ports| ports.percent() >= REPORTED_PERCENT);
+        Ok(Self { services, source_ports, duration: begun.elapsed() })
     }
 }
 
@@ -111,13 +115,14 @@ impl Collector for ConnectionMetrics {
         let Some(LastPass { services, source_ports, duration }) = lock(&self.0).clone() else { return Ok(()) };
         let mut writer = Writer::new(encoder);
 
-        let text = "Open connections that this node translates to endpoints, of the 100 Services with most.";
+        let text = "Open connections that this node translates to endpoints, of the 100 Services with the most.";
         let samples = services
             .iter()
             .map(|(service, open)| ([("namespace", &*service.namespace), ("service", &*service.name)], *open as f64));
         writer.labelled_gauge("connections", text, None, samples)?;
 
-        let text = "Source ports that masquerading uses to a destination, of 64,512: the ten destinations with most.";
+        let text = "Source ports that masquerading uses to a destination, of 64,512, from 10 % on: at most ten \
+                    destinations.";
         let mut labels = Vec::new();
         for SourcePortUse { protocol, source, destination, used } in &source_ports {
             labels.push((protocol, source.to_string(), destination.to_string(), *used));
@@ -156,7 +161,7 @@ mod tests {
     fn report(rows: Vec<Row>) -> Report {
         Report {
             by: Grouping::Service,
-            entries: 0,
+            tracked: 0,
             translated: Section { rows, ..Section::default() },
             arriving: Section::default(),
             source_ports: Vec::new(),

@@ -1,30 +1,30 @@
-//! The result of a pass over the conntrack table, of one node or of several nodes together.
+//! The result of a pass over the conntrack table.
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, HashMap, btree_map::Entry},
+    collections::HashMap,
     net::{IpAddr, SocketAddr},
 };
 
+use backend::ServicePortState;
 use proto::model::IpFamily;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Group, Grouping, SourcePortUse, Tallies,
+    Group, Grouping, Query, SourcePortUse, Tallies,
     service_index::{ServiceIndex, contains, shared_pool, socket_address, takes_new_connections},
-    source_ports,
     tally::{Counts, Tally},
 };
 
-/// The most clients of a section. The connections of the others are counted together.
-const MAX_CLIENTS: usize = 1000;
+/// The most rows of a section, because a Service that is open to the internet may have a client for each connection.
+const MAX_ROWS: usize = 1000;
 
 /// The connections of a node, or of several.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Report {
     pub(crate) by: Grouping,
-    /// The number of entries in the conntrack table, of whatever connections.
-    pub(crate) entries: u64,
+    /// The number of connections of TCP, UDP and SCTP in the conntrack table, of whatever destinations.
+    pub(crate) tracked: u64,
     /// The connections that the node translates from a VIP to an endpoint.
     pub(crate) translated: Section,
     /// The connections that arrive at endpoints of the node without a VIP. Those that another node has translated are
@@ -37,9 +37,11 @@ pub(crate) struct Report {
 /// Connections by group.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Section {
-    /// By service port and endpoint, or the clients with most connections first.
+    /// By service port and endpoint, or the service ports or clients with most connections first. The 1,000 groups with
+    /// most connections have a row.
     pub(crate) rows: Vec<Row>,
-    /// The number of groups without a row, at least.
+    /// The number of groups without a row. It is an estimate if not all groups were counted one by one, and if the
+    /// reports of nodes were added.
     pub(crate) more: usize,
     /// Their connections.
     pub(crate) others: Counts,
@@ -60,36 +62,29 @@ pub(crate) struct Row {
     pub(crate) in_use: bool,
     #[serde(flatten)]
     pub(crate) counts: Counts,
-    /// How many of the open connections of the service port the endpoint would have if all endpoints in use had the
-    /// same number.
+    /// How many of the open connections of the service port the endpoint would have if all endpoints that share new
+    /// connections had the same number: 0 for others. `None` for other groups than endpoints, for connections that
+    /// arrive, and if the traffic policies of the service port differ.
     pub(crate) even: Option<f64>,
 }
 
-type RowKey = (String, Option<SocketAddr>, Option<IpAddr>);
-
 impl Report {
-    pub(super) fn new(index: &ServiceIndex<'_>, by: Grouping, entries: u64, tallies: Tallies) -> Self {
+    /// `query`: what was counted.
+    pub(super) fn new(index: &ServiceIndex<'_>, query: &Query, tracked: u64, tallies: Tallies) -> Self {
         let Tallies { mut translated, arriving, source_ports } = tallies;
-        if by == Grouping::Endpoint {
+        if query.by == Grouping::Endpoint && query.service.is_some() {
             add_endpoints_without_connections(index, &mut translated);
         }
 
         let shares = even_shares(index, &translated);
+        let by = query.by;
         Self {
             by,
-            entries,
-            translated: Section::new(index, translated, |group| even_share(index, &shares, group)),
-            arriving: Section::new(index, arriving, |_| None),
+            tracked,
+            translated: Section::new(index, by, translated, |group| even_share(index, &shares, group)),
+            arriving: Section::new(index, by, arriving, |_| None),
             source_ports: source_ports.fullest(),
         }
-    }
-
-    /// Adds the connections of another node.
-    pub(crate) fn add(&mut self, other: Self) {
-        self.entries += other.entries;
-        self.translated.add(other.translated);
-        self.arriving.add(other.arriving);
-        source_ports::add(&mut self.source_ports, other.source_ports);
     }
 }
 
@@ -99,7 +94,8 @@ fn add_endpoints_without_connections(index: &ServiceIndex<'_>, tally: &mut Tally
     families.sort_unstable();
     families.dedup();
     for (port, family) in families {
-        for endpoint in shared_pool(index.service(port), family).iter() {
+        let Some(pool) = shared_pool(index.service(port), family) else { continue };
+        for endpoint in pool.iter() {
             let group = Group { port, endpoint: Some(socket_address(endpoint)), client: None };
             tally.groups.entry(group).or_default();
         }
@@ -121,7 +117,7 @@ fn even_shares(index: &ServiceIndex<'_>, tally: &Tally<Group>) -> HashMap<(usize
 
     let mut shares = HashMap::new();
     for ((port, family), open) in open {
-        let endpoints = shared_pool(index.service(port), family).len();
+        let endpoints = shared_pool(index.service(port), family).map_or(0, |pool| pool.len());
         if endpoints > 0 {
             shares.insert((port, family), open as f64 / endpoints as f64);
         }
@@ -129,79 +125,57 @@ fn even_shares(index: &ServiceIndex<'_>, tally: &Tally<Group>) -> HashMap<(usize
     shares
 }
 
-/// How many of the open connections of its service port an endpoint would have; none if new connections do not go to it.
+/// See [`Row::even`].
 fn even_share(index: &ServiceIndex<'_>, shares: &HashMap<(usize, IpFamily), f64>, group: &Group) -> Option<f64> {
     let endpoint = group.endpoint?;
     let family = IpFamily::of(&endpoint.ip());
-    let pool = shared_pool(index.service(group.port), family);
+    let pool = shared_pool(index.service(group.port), family)?;
     if contains(pool, endpoint) { shares.get(&(group.port, family)).copied() } else { Some(0.0) }
 }
 
 impl Section {
-    fn new(index: &ServiceIndex<'_>, tally: Tally<Group>, even_of: impl Fn(&Group) -> Option<f64>) -> Self {
+    fn new(
+        index: &ServiceIndex<'_>,
+        by: Grouping,
+        tally: Tally<Group>,
+        even_of: impl Fn(&Group) -> Option<f64>,
+    ) -> Self {
         let mut groups: Vec<_> = tally.groups.into_iter().collect();
-        groups.sort_unstable_by_key(|(group, counts)| {
-            let most_first = if group.client.is_some() { Reverse(counts.connections()) } else { Reverse(0) };
-            (most_first, *group)
-        });
+        groups.sort_unstable_by_key(|(group, counts)| (Reverse(counts.connections()), *group));
 
         let mut section = Self { others: tally.others, ..Self::default() };
         if section.others.connections() > 0 {
+            // Nobody knows of how many groups they are.
             section.more = 1;
         }
+        for (_, counts) in groups.iter().skip(MAX_ROWS) {
+            section.more += 1;
+            section.others.add(counts);
+        }
+        groups.truncate(MAX_ROWS);
+        if by == Grouping::Endpoint {
+            groups.sort_unstable_by_key(|(group, _)| *group);
+        }
+
         for (group, counts) in groups {
-            if group.client.is_some() && section.rows.len() >= MAX_CLIENTS {
-                section.more += 1;
-                section.others.add(&counts);
-                continue;
-            }
-            let service = index.service(group.port);
-            let key = &service.port.key;
-            section.rows.push(Row {
-                namespace: key.namespace.to_string(),
-                service: key.name.to_string(),
-                service_port: key.to_string(),
-                endpoint: group.endpoint,
-                client: group.client,
-                in_use: group.endpoint.is_none_or(|endpoint| takes_new_connections(service, endpoint)),
-                counts,
-                even: even_of(&group),
-            });
+            section.rows.push(Row::new(index.service(group.port), &group, counts, even_of(&group)));
         }
         section
-    }
-
-    fn add(&mut self, other: Self) {
-        self.more += other.more;
-        self.others.add(&other.others);
-        let mut rows: BTreeMap<RowKey, Row> = BTreeMap::new();
-        for row in self.rows.drain(..).chain(other.rows) {
-            match rows.entry(row.key()) {
-                Entry::Vacant(vacant) => {
-                    vacant.insert(row);
-                }
-                Entry::Occupied(mut present) => present.get_mut().add(&row),
-            }
-        }
-        self.rows = rows.into_values().collect();
-        if self.rows.iter().any(|row| row.client.is_some()) {
-            self.rows.sort_by_key(|row| Reverse(row.counts.connections()));
-        }
     }
 }
 
 impl Row {
-    fn key(&self) -> RowKey {
-        (self.service_port.clone(), self.endpoint, self.client)
-    }
-
-    fn add(&mut self, other: &Self) {
-        self.counts.add(&other.counts);
-        // A node may leave an endpoint to others, because of topology hints.
-        self.in_use |= other.in_use;
-        self.even = match (self.even, other.even) {
-            (Some(one), Some(other)) => Some(one + other),
-            (one, other) => one.or(other),
-        };
+    fn new(service: &ServicePortState, group: &Group, counts: Counts, even: Option<f64>) -> Self {
+        let key = &service.port.key;
+        Self {
+            namespace: key.namespace.to_string(),
+            service: key.name.to_string(),
+            service_port: key.to_string(),
+            endpoint: group.endpoint,
+            client: group.client,
+            in_use: group.endpoint.is_none_or(|endpoint| takes_new_connections(service, endpoint)),
+            counts,
+            even,
+        }
     }
 }

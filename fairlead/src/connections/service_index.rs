@@ -4,6 +4,7 @@
 //!                  original destination    source of the replies
 //!   translated     VIP, or node port       endpoint
 //!   arriving       endpoint                the same
+//!   arriving       anything else           endpoint, for example behind the hostPort of a network plugin
 //! ```
 
 use std::{
@@ -27,7 +28,8 @@ pub(super) struct ServiceIndex<'a> {
     vips: HashMap<Vip, usize>,
     /// The addresses of the node, at which node ports are served.
     node_addresses: HashSet<IpAddr>,
-    /// The endpoints on this node, with the first service port that has each.
+    /// The endpoints on this node, with the first service port that has each. Endpoints that end are among them only if
+    /// no other endpoint on this node is ready: the node does not know them otherwise.
     local: HashMap<(Protocol, SocketAddr), usize>,
     /// The only service ports whose connections are counted.
     selected: Option<&'a ServiceName>,
@@ -38,8 +40,8 @@ pub(super) struct ServiceIndex<'a> {
 pub(super) enum Place {
     /// This node translates it from a VIP of a service port.
     Translated { port: usize, endpoint: SocketAddr },
-    /// It arrives at an endpoint of this node without a VIP, because another node has translated it, or because its
-    /// client has connected to the pod itself.
+    /// It arrives at an endpoint of this node without a VIP, because another node or another program has translated it,
+    /// or because its client has connected to the pod itself.
     Arriving { port: usize, endpoint: SocketAddr },
 }
 
@@ -82,16 +84,15 @@ impl<'a> ServiceIndex<'a> {
     pub(super) fn place(&self, entry: &Entry) -> Option<Place> {
         let destination = entry.original.destination;
         let endpoint = entry.reply.source;
-        if endpoint == destination {
-            let port = *self.local.get(&(entry.protocol, endpoint))?;
-            return Some(Place::Arriving { port, endpoint });
+        let of_vip = if endpoint == destination { None } else { self.port_of(entry.protocol, destination) };
+        match of_vip {
+            Some(port) if self.is_selected(self.ports[port]) => Some(Place::Translated { port, endpoint }),
+            Some(_) => None,
+            None => {
+                let port = *self.local.get(&(entry.protocol, endpoint))?;
+                Some(Place::Arriving { port, endpoint })
+            }
         }
-
-        let port = self.port_of(entry.protocol, destination)?;
-        if !self.is_selected(self.ports[port]) {
-            return None;
-        }
-        Some(Place::Translated { port, endpoint })
     }
 
     fn port_of(&self, protocol: Protocol, destination: SocketAddr) -> Option<usize> {
@@ -109,16 +110,18 @@ impl<'a> ServiceIndex<'a> {
     }
 }
 
-/// The endpoints among which the new connections of a service port are shared. If its policies differ: those of the
-/// whole cluster.
-pub(super) fn shared_pool(service: &ServicePortState, family: IpFamily) -> &Pool {
+/// The endpoints among which all new connections of a service port are shared. `None` if its traffic policies differ:
+/// connections from outside then have other endpoints than those from inside.
+pub(super) fn shared_pool(service: &ServicePortState, family: IpFamily) -> Option<&Pool> {
     let port = &service.port;
-    let is_external_cluster = port.externally_accessible() && port.external_policy == TrafficPolicy::Cluster;
-    if port.internal_policy == TrafficPolicy::Cluster || is_external_cluster {
-        service.pool(PoolClass::Cluster, family)
-    } else {
-        service.pool(PoolClass::Local, family)
+    if port.externally_accessible() && port.external_policy != port.internal_policy {
+        return None;
     }
+    let class = match port.internal_policy {
+        TrafficPolicy::Cluster => PoolClass::Cluster,
+        TrafficPolicy::Local => PoolClass::Local,
+    };
+    Some(service.pool(class, family))
 }
 
 /// Whether new connections of a service port may go to an endpoint. The pool of policy Local, which every node has,

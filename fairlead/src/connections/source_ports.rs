@@ -74,11 +74,10 @@ impl SourcePorts {
     }
 }
 
-/// Adds those of another node.
-pub(super) fn add(fullest: &mut Vec<SourcePortUse>, of_other: Vec<SourcePortUse>) {
-    fullest.extend(of_other);
-    fullest.sort_by_key(|ports| Reverse(ports.used));
-    fullest.truncate(LISTED);
+/// Keeps the fullest of several nodes.
+pub(super) fn keep_fullest(list: &mut Vec<SourcePortUse>) {
+    list.sort_by_key(|ports| Reverse(ports.used));
+    list.truncate(LISTED);
 }
 
 impl SourcePortUse {

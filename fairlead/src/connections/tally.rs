@@ -16,7 +16,8 @@ pub(crate) struct Counts {
     pub(crate) open: u64,
     /// Connections whose handshake is not complete, and UDP flows without an answer.
     pub(crate) half_open: u64,
-    /// Connections that a peer has closed; the kernel keeps them for up to two minutes.
+    /// Connections that a peer has closed or reset. The kernel keeps them for a while, those that only one peer has
+    /// closed for up to an hour.
     pub(crate) closing: u64,
     /// Packets in both directions; `None` if the kernel counts none.
     pub(crate) packets: Option<u64>,

@@ -7,12 +7,15 @@ use proto::model::{Endpoint, IpFamily, NodeInfo, PoolClass, Protocol, ServicePor
 
 use backend::ServicePortState;
 
-use super::{service_index::takes_new_connections, *};
+use super::{
+    service_index::{shared_pool, takes_new_connections},
+    *,
+};
 
 const NODE: &str = "192.0.2.1";
 
-/// `default/web` with two endpoints in the cluster, of which the first is on this node and is shared with `default/api`;
-/// `default/dns` over UDP and IPv6.
+/// `default/web` with two endpoints in the cluster, of which the first is on this node and is shared with
+/// `default/api`; `default/dns` over UDP and IPv6.
 fn state() -> NodeState {
     let mut node = NodeInfo::unknown("node-a");
     node.addresses = vec![NODE.parse().unwrap()];
@@ -68,12 +71,14 @@ fn open(client: &str, vip: &str, endpoint: &str) -> Entry {
 fn report(by: Grouping, service: Option<&str>, entries: &[Entry]) -> Report {
     let state = state();
     let service = service.map(|name| ServiceName { namespace: "default".into(), name: name.into() });
-    let index = ServiceIndex::new(&state, service.as_ref(), ["127.0.0.1".parse().unwrap()].into());
+    let selected = service.clone();
+    let index = ServiceIndex::new(&state, selected.as_ref(), ["127.0.0.1".parse().unwrap()].into());
     let mut tallies = Tallies::default();
     for entry in entries {
         tallies.add(&index, by, entry);
     }
-    Report::new(&index, by, entries.len() as u64, tallies)
+    let query = Query { by, service };
+    Report::new(&index, &query, entries.len() as u64, tallies)
 }
 
 /// Service port, endpoint or client, and open connections of each row.
@@ -104,9 +109,9 @@ fn connection_is_of_the_service_port_of_its_vip_or_node_port() {
         open("10.244.1.9:4000", "10.244.2.1:8080", "10.244.2.1:8080"),
     ];
     let of_service = report(Grouping::Service, None, &entries);
-    assert_eq!(rows(&of_service.translated), ["default/api/tcp 1", "default/web/tcp 3"]);
+    assert_eq!(rows(&of_service.translated), ["default/web/tcp 3", "default/api/tcp 1"]);
     assert_eq!(of_service.arriving, Section::default());
-    assert_eq!(of_service.entries, 8);
+    assert_eq!(of_service.tracked, 8);
 }
 
 #[test]
@@ -136,15 +141,17 @@ fn connection_without_a_vip_arrives_at_an_endpoint_of_this_node() {
     let entries = [
         open("192.0.2.2:4000", "10.244.1.1:8080", "10.244.1.1:8080"),
         open("192.0.2.2:4000", "10.244.1.1:8081", "10.244.1.1:8081"),
+        // Translated by another program, such as a network plugin for a hostPort.
+        open("198.51.100.7:4000", "192.0.2.1:8080", "10.244.1.1:8080"),
         open("10.244.1.9:4000", "10.96.0.2:80", "10.244.1.1:8080"),
     ];
     let all = report(Grouping::Endpoint, None, &entries);
     assert_eq!(rows(&all.translated), ["default/api/tcp 10.244.1.1:8080 1"]);
-    assert_eq!(rows(&all.arriving), ["default/api/tcp 10.244.1.1:8080 1"], "the first of those that share it");
+    assert_eq!(rows(&all.arriving), ["default/api/tcp 10.244.1.1:8080 2"], "the first of those that share it");
     let of_web = report(Grouping::Endpoint, Some("web"), &entries);
     assert_eq!(
         (rows(&of_web.translated), rows(&of_web.arriving)),
-        (vec![], vec!["default/web/tcp 10.244.1.1:8080 1".into()])
+        (vec![], vec!["default/web/tcp 10.244.1.1:8080 2".into()])
     );
 }
 
@@ -203,12 +210,48 @@ fn reports_of_nodes_are_added() {
         open("10.244.2.9:1", "10.96.0.1:80", "10.244.1.1:8080"),
         entry("10.244.2.9:2", "10.96.0.1:80", "10.244.2.1:8080", "192.0.2.1:2"),
     ];
-    let mut sum = report(Grouping::Endpoint, Some("web"), &first);
-    let text = serde_json::to_string(&report(Grouping::Endpoint, Some("web"), &second)).unwrap();
-    sum.add(serde_json::from_str(&text).unwrap());
+    let mut sum = Sum::new(Grouping::Endpoint);
+    for entries in [&first[..], &second] {
+        let text = serde_json::to_string(&report(Grouping::Endpoint, Some("web"), entries)).unwrap();
+        sum.add(serde_json::from_str(&text).unwrap());
+    }
+    let sum = sum.finish();
     assert_eq!(rows(&sum.translated), ["default/web/tcp 10.244.1.1:8080 2", "default/web/tcp 10.244.2.1:8080 1"]);
     assert_eq!(sum.translated.rows[0].even, Some(1.5));
-    assert_eq!((sum.entries, sum.source_ports.len()), (3, 1));
+    assert_eq!((sum.tracked, sum.source_ports.len()), (3, 1));
+}
+
+#[test]
+fn clients_of_several_nodes_are_added_and_sorted_again() {
+    let of_client = |client: u8, count: u16| {
+        (0..count)
+            .map(move |port| open(&format!("10.244.1.{client}:{}", 4000 + port), "10.96.0.1:80", "10.244.2.1:8080"))
+    };
+    let first: Vec<_> = of_client(1, 3).chain(of_client(2, 2)).collect();
+    let second: Vec<_> = of_client(2, 2).chain(of_client(3, 1)).collect();
+    let mut sum = Sum::new(Grouping::Client);
+    sum.add(report(Grouping::Client, Some("web"), &first));
+    sum.add(report(Grouping::Client, Some("web"), &second));
+    let expected = ["default/web/tcp 10.244.1.2 4", "default/web/tcp 10.244.1.1 3", "default/web/tcp 10.244.1.3 1"];
+    assert_eq!(rows(&sum.finish().translated), expected);
+}
+
+#[test]
+fn no_share_is_even_if_the_policies_differ() {
+    let mut web = state().service_ports().values().last().unwrap().clone();
+    let pool = |web: &ServicePortState| shared_pool(web, IpFamily::V4).map(|pool| pool.len());
+    assert_eq!(pool(&web), Some(2));
+    web.port.external_policy = TrafficPolicy::Local;
+    assert_eq!(pool(&web), None);
+    web.port.internal_policy = TrafficPolicy::Local;
+    assert_eq!(pool(&web), Some(1));
+}
+
+#[test]
+fn an_unknown_service_is_an_error() {
+    let service = Some(ServiceName { namespace: "default".into(), name: "nosuch".into() });
+    let error = count(&state(), &Query { by: Grouping::Endpoint, service }, |_| {}).unwrap_err();
+    assert!(error.to_string().contains("no Service default/nosuch"), "{error:#}");
 }
 
 #[test]

@@ -193,7 +193,7 @@ fn connections_of_all_nodes_are_added() {
     // A backend writes its state file after the kernel.
     let (code, printed) = eventually("two nodes answer", TIMEOUT, || {
         let (code, printed) = plugin(&home, cluster.outside(), &["connections", "default/web"]);
-        printed.contains(" entries in the conntrack table of 2 of 3 nodes").then_some((code, printed))
+        printed.contains(" connections are tracked on 2 of 3 nodes").then_some((code, printed))
     });
 
     assert_eq!(code, Some(1), "{printed}");
@@ -202,7 +202,7 @@ fn connections_of_all_nodes_are_added() {
     let translated = position("default/web:tcp-80/tcp 10.244.2.11:8080 - 7 7.0 0 0 - -");
     let arriving = position("default/web:tcp-80/tcp 10.244.2.11:8080 - 3 - 0 0 - -");
     assert!(translated < arriving, "{printed}");
-    position(r#"fairlead: node node-c is missing (pod fairlead-backend-c): error: container not found ("backend")"#);
+    position(r#"fairlead: node node-c is missing: error: container not found ("backend")"#);
     drop((from_a, from_b));
 
     fs::remove_file(home.path().join("fairlead-backend-a")).expect("a program");

@@ -141,7 +141,7 @@ impl Fixture {
             (&["diff"], "The kernel matches the desired state"),
             (&["services"], "default/web"),
             (&["endpoints", "default/web"], "in: ready"),
-            (&["connections", "default/web"], "entries in the conntrack table of this node"),
+            (&["connections", "default/web"], "connections are tracked on this node"),
             (&["cleanup", "--of", "kube-proxy", "--dry-run"], "nothing to remove"),
             (&["bundle"], "fairlead-bundle-node-a.tar.gz"),
         ] {

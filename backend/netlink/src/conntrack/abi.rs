@@ -49,9 +49,9 @@ pub(super) mod tcp_state {
     constants! { u8: SYN_SENT = 1, ESTABLISHED = 3, TIME_WAIT = 7, CLOSE = 8, SYN_SENT2 = 9 }
 }
 
-/// `enum sctp_conntrack`.
+/// `enum sctp_conntrack`. Kernels since 6.1 have no `HEARTBEAT_ACKED`.
 pub(super) mod sctp_state {
-    constants! { u8: CLOSED = 1, ESTABLISHED = 4, SHUTDOWN_SENT = 5, SHUTDOWN_ACK_SENT = 7 }
+    constants! { u8: CLOSED = 1, ESTABLISHED = 4, SHUTDOWN_SENT = 5, SHUTDOWN_ACK_SENT = 7, HEARTBEAT_ACKED = 9 }
 }
 
 /// `IPS_SEEN_REPLY`: the first packet was answered.

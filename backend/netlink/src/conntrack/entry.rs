@@ -4,7 +4,7 @@ use ::proto::model::Protocol;
 
 use super::{
     Tuple,
-    abi::{self, counters, protoinfo, sctp_state, tcp_state},
+    abi::{self, counters, protoinfo, sctp_state, tcp_state, tuple},
     flow::{protocol_number, read_tuple},
 };
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
     message::attributes,
 };
 
-/// A connection of TCP or SCTP, or a flow of UDP.
+/// A connection of TCP or SCTP, or a flow of UDP, in zone 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Its protocol.
@@ -52,7 +52,8 @@ pub struct Traffic {
 #[derive(Debug)]
 pub(super) enum DumpedEntry {
     Tracked(Entry),
-    OtherProtocol,
+    /// Of another protocol, or in another zone.
+    Ignored,
 }
 
 /// Reads a message of a dump; `None` if a required attribute is missing.
@@ -68,14 +69,16 @@ pub(super) fn read(payload: &[u8]) -> Option<DumpedEntry> {
         match attr.kind {
             abi::TUPLE_ORIG => {
                 protocol = Protocol::from_number(protocol_number(attr.nested())?);
-                if protocol.is_none() {
-                    return Some(DumpedEntry::OtherProtocol);
+                if protocol.is_none() || attr.nested().find(tuple::ZONE).is_some() {
+                    return Some(DumpedEntry::Ignored);
                 }
                 original = Some(read_tuple(attr.nested())?);
             }
             abi::TUPLE_REPLY => reply = Some(read_tuple(attr.nested())?),
             abi::STATUS => status = attr.u32()?,
             abi::PROTOINFO => protocol_info = Some(attr),
+            // The kernel leaves out zone 0.
+            abi::ZONE => return Some(DumpedEntry::Ignored),
             abi::COUNTERS_ORIG | abi::COUNTERS_REPLY => {
                 let of_direction = read_traffic(attr.nested())?;
                 let sum = traffic.get_or_insert_default();
@@ -112,7 +115,8 @@ fn stage(protocol: Protocol, info: Option<Attr<'_>>, has_seen_reply: bool) -> St
         Protocol::Sctp => match nested(protoinfo::SCTP, protoinfo::SCTP_STATE) {
             None => without_state,
             Some(sctp_state::CLOSED | sctp_state::SHUTDOWN_SENT..=sctp_state::SHUTDOWN_ACK_SENT) => Stage::Closing,
-            Some(sctp_state::ESTABLISHED) => Stage::Open,
+            // Another path of an association that is open.
+            Some(sctp_state::ESTABLISHED | sctp_state::HEARTBEAT_ACKED) => Stage::Open,
             Some(_) => Stage::HalfOpen,
         },
     }

@@ -73,7 +73,7 @@ impl ConntrackHandle {
         self.dump(family, Selection { protocol: Protocol::Tcp, only_half_open: true }, visit)
     }
 
-    /// Calls `visit` with each entry of both families and of all protocols with ports, in one dump. As for
+    /// Calls `visit` with each entry in zone 0 of both families and of all protocols with ports, in one dump. As for
     /// [`Self::flows`], an entry may be visited twice or omitted if the table changes meanwhile.
     ///
     /// # Errors
@@ -86,7 +86,7 @@ impl ConntrackHandle {
         exchange(&mut self.socket, &self.buf, "list connections", |message| {
             match entry::read(message.payload).ok_or(Error::Malformed("a connection"))? {
                 DumpedEntry::Tracked(entry) => visit(&entry),
-                DumpedEntry::OtherProtocol => Ok(()),
+                DumpedEntry::Ignored => Ok(()),
             }
         })
     }

@@ -147,7 +147,9 @@ fn entries_of_both_families_are_listed_with_stage_and_traffic() {
         std::fs::write("/proc/sys/net/netfilter/nf_conntrack_acct", "1").unwrap();
         insert("tcp", 1, "--state SYN_SENT");
         insert("tcp", 2, "--state SYN_RECV -u SEEN_REPLY");
-        insert("tcp", 3, "--state ESTABLISHED -u SEEN_REPLY,ASSURED -w 7");
+        insert("tcp", 3, "--state ESTABLISHED -u SEEN_REPLY,ASSURED");
+        insert("tcp", 12, "--state ESTABLISHED -u SEEN_REPLY,ASSURED -w 7");
+        insert("tcp", 13, "--state ESTABLISHED -u SEEN_REPLY,ASSURED --orig-zone 8");
         insert("tcp", 4, "--state CLOSE_WAIT -u SEEN_REPLY,ASSURED");
         insert("tcp", 5, "--state TIME_WAIT -u SEEN_REPLY,ASSURED");
         insert("udp", 6, "");

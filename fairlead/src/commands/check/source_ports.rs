@@ -14,13 +14,18 @@ pub(super) fn check() -> Finding {
 fn finding(fullest: Result<Vec<SourcePortUse>>) -> Finding {
     let fullest = match fullest {
         Ok(fullest) => fullest,
-        Err(error) => return Finding::ok("source-ports", format!("use by masquerading is not known: {error:#}")),
+        Err(error) => {
+            return Finding::ok("source-ports", format!("use by masquerading could not be counted: {error:#}")).warn(
+                "when all are in use, the kernel drops packets of new connections",
+                "run this command as root, with CAP_NET_ADMIN",
+            );
+        }
     };
     let Some(most) = fullest.first() else { return Finding::ok("source-ports", "masquerading uses none") };
 
     let SourcePortUse { protocol, source, destination, used } = most;
     let what = format!(
-        "masquerading uses {used} of {MASQUERADE_PORTS} from {source} to {destination}/{protocol}, where it uses most"
+        "masquerading uses {used} of {MASQUERADE_PORTS} from {source} to {destination}/{protocol}, the fullest destination"
     );
     let found = Finding::ok("source-ports", what);
     if most.percent() < NEARLY_FULL_PERCENT {
@@ -28,8 +33,8 @@ fn finding(fullest: Result<Vec<SourcePortUse>>) -> Finding {
     }
     found.warn(
         "when all are in use, the kernel drops packets of new connections to this destination",
-        "let clients keep connections open, spread them over more destinations or nodes, or give the node's gateway more \
-         addresses; `fairlead connections` lists the fullest",
+        "let clients keep connections open, spread them over more destinations or nodes, or exclude the destination from \
+         masquerading; `fairlead connections` lists the fullest",
     )
 }
 
@@ -56,6 +61,6 @@ mod tests {
         assert_eq!(nearly_full.level, Level::Warn);
         assert!(nearly_full.what.contains("51610 of 64512 from 192.0.2.1 to 203.0.113.5:443/tcp"), "{nearly_full:?}");
         assert_eq!(finding(Ok(Vec::new())).level, Level::Ok);
-        assert_eq!(finding(Err(anyhow!("not permitted"))).level, Level::Ok);
+        assert_eq!(finding(Err(anyhow!("not permitted"))).level, Level::Warn);
     }
 }

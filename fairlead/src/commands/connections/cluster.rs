@@ -1,17 +1,21 @@
 //! `kubectl fairlead connections`: runs the command in the pods of all backends, and adds their reports.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    pin::pin,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Error, Result, bail};
 use futures::{StreamExt as _, stream};
 
-use super::{PROGRESS_INTERVAL, print, table};
+use super::{PROGRESS_INTERVAL, print_report, table};
 use crate::{
-    cli::ConnectionsArgs,
-    connections::{Grouping, Report},
+    cli::{ConnectionsArgs, SHOWN_NODES},
+    connections::{Grouping, Report, Sum},
     exit_code::ExitCode,
     kubectl::{self, BackendPod},
-    print as output,
+    print,
 };
 
 /// How many nodes are asked at a time: each is a process of kubectl, and a connection of the API server.
@@ -19,45 +23,54 @@ const CONCURRENT: usize = 16;
 /// How long a node may take.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Asks all nodes, and prints the sum of what they answer. A node that does not answer is a problem, no failure.
+/// Asks all nodes, and prints the sum of what they answer. A node that does not answer is reported, and makes the exit
+/// code 1.
 pub(super) async fn run(args: &ConnectionsArgs) -> Result<ExitCode> {
     let pods = kubectl::backend_pods().await?;
     let command = command(args)?;
     let command: Vec<_> = command.iter().map(String::as_str).collect();
 
-    let asked = stream::iter(&pods).map(|pod| ask(pod, &command)).buffer_unordered(CONCURRENT);
-    let mut answers = std::pin::pin!(asked);
-    let mut sum = None;
+    let mut sum = Sum::new(args.grouping());
     let mut answered = 0;
-    let mut unanswered = Vec::new();
+    let mut missing = BTreeMap::<String, Vec<&str>>::new();
     let mut next_progress = Instant::now() + PROGRESS_INTERVAL;
+    let asked = stream::iter(&pods).map(|pod| ask(pod, &command)).buffer_unordered(CONCURRENT);
+    let mut answers = pin!(asked);
     while let Some((pod, answer)) = answers.next().await {
         match answer {
             Ok(report) => {
                 answered += 1;
-                add(&mut sum, report);
+                sum.add(report);
             }
-            Err(error) => unanswered.push((pod, error)),
+            Err(error) => missing.entry(format!("{error:#}")).or_default().push(&pod.node),
         }
         if Instant::now() >= next_progress {
-            output::error(format_args!("{answered} of {} nodes have answered", pods.len()));
+            print::error(format_args!("{answered} of {} nodes have answered", pods.len()));
             next_progress = Instant::now() + PROGRESS_INTERVAL;
         }
     }
 
-    for (pod, error) in &unanswered {
-        output::error(format_args!("node {} is missing (pod {}): {error:#}", pod.node, pod.name));
+    for (error, nodes) in &missing {
+        print::error(format_args!("{} missing: {error}", named(nodes)));
     }
-    let Some(report) = sum else { bail!("no node has answered") };
-    let source = format!("{} of {answered} of {} nodes", table::entries(&report), pods.len());
-    print(args, &report, &source)?;
-    Ok(ExitCode::of_check(unanswered.is_empty()))
+    if answered == 0 {
+        bail!("no node has answered");
+    }
+    let report = sum.finish();
+    let heading = format!("{} on {answered} of {} nodes", table::tracked(&report), pods.len());
+    print_report(args, &report, &heading)?;
+    Ok(ExitCode::of_check(missing.is_empty()))
 }
 
-fn add(sum: &mut Option<Report>, report: Report) {
-    match sum {
-        Some(sum) => sum.add(report),
-        None => *sum = Some(report),
+/// `node node-a is`, or `4,999 nodes (node-a, node-b, ...) are`.
+fn named(nodes: &[&str]) -> String {
+    match nodes {
+        [node] => format!("node {node} is"),
+        nodes => {
+            let first = nodes.iter().take(SHOWN_NODES).copied().collect::<Vec<_>>().join(", ");
+            let more = if nodes.len() > SHOWN_NODES { ", ..." } else { "" };
+            format!("{} nodes ({first}{more}) are", nodes.len())
+        }
     }
 }
 
@@ -77,6 +90,9 @@ fn command(args: &ConnectionsArgs) -> Result<Vec<String>> {
 
 async fn ask<'a>(pod: &'a BackendPod, command: &[&str]) -> (&'a BackendPod, Result<Report, Error>) {
     let answer = async {
+        if !pod.is_running {
+            bail!("the pod of its backend does not run");
+        }
         let printed = tokio::time::timeout(TIMEOUT, kubectl::exec(pod, command)).await;
         let printed = printed.with_context(|| format!("it has not answered within {} s", TIMEOUT.as_secs()))??;
         serde_json::from_slice(&printed).context("it has not answered with a report: is its version the same?")

@@ -12,25 +12,25 @@ const LISTED_CLIENTS: usize = 20;
 
 const TRANSLATED: &str = "TRANSLATED: connections to VIPs, which are sent to an endpoint";
 const ARRIVING: &str = "\
-ARRIVING: connections at endpoints without a VIP. Other nodes have translated them, which count them too, or their
-clients have connected to the pod itself. Do not add them to the table above.";
+ARRIVING: connections at endpoints without a VIP. Another node has translated them and counts them too, perhaps with
+its own address as client; or the client has connected to the pod itself. Do not add them to the table above.";
 
-/// `source`: of what the counts are.
-pub(super) fn text(report: &Report, source: &str) -> String {
-    let mut text = format!("{source}\n\n{TRANSLATED}\n{}", section(report.by, &report.translated));
+/// `heading`: where the counts come from.
+pub(super) fn text(report: &Report, heading: &str) -> String {
+    let mut text = format!("{heading}\n\n{TRANSLATED}\n{}", section(report.by, &report.translated));
     if !report.arriving.rows.is_empty() {
         let _ = write!(text, "\n{ARRIVING}\n{}", section(report.by, &report.arriving));
     }
-    let is_of_node = report.by == Grouping::Service;
-    if is_of_node && !report.source_ports.is_empty() {
+    let is_about_all_services = report.by == Grouping::Service;
+    if is_about_all_services && !report.source_ports.is_empty() {
         let _ = write!(text, "\n{}", source_ports(&report.source_ports));
     }
     text
 }
 
 /// How many connections the kernel tracks.
-pub(super) fn entries(report: &Report) -> String {
-    format!("{} entries in the conntrack table", report.entries)
+pub(super) fn tracked(report: &Report) -> String {
+    format!("{} connections are tracked", report.tracked)
 }
 
 fn section(by: Grouping, section: &Section) -> String {
@@ -59,7 +59,7 @@ fn section(by: Grouping, section: &Section) -> String {
     }
     if more > 0 {
         let Counts { open, half_open, closing, .. } = others;
-        let _ = writeln!(text, "and at least {more} more with {open} open, {half_open} half-open, {closing} closing");
+        let _ = writeln!(text, "and about {more} more with {open} open, {half_open} half-open, {closing} closing");
     }
     text
 }
@@ -74,7 +74,7 @@ fn cells(by: Grouping, row: &Row) -> Vec<String> {
         Grouping::Service => cells.push(open.to_string()),
         Grouping::Endpoint => {
             cells.push(endpoint.map(|endpoint| endpoint.to_string()).unwrap_or_default());
-            cells.push(if *in_use { String::new() } else { "gone or ends".to_owned() });
+            cells.push(if *in_use { String::new() } else { "not in use".to_owned() });
             cells.push(open.to_string());
             cells.push(even.map(|even| format!("{even:.1}")).unwrap_or_default());
         }
@@ -95,4 +95,77 @@ fn source_ports(fullest: &[SourcePortUse]) -> String {
         table.row([protocol.clone(), source.to_string(), destination.to_string(), used, MASQUERADE_PORTS.to_string()]);
     }
     format!("SOURCE PORTS of masquerading, the fullest\n{table}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(endpoint: &str, in_use: bool, open: u64, even: f64) -> Row {
+        Row {
+            namespace: "default".to_owned(),
+            service: "web".to_owned(),
+            service_port: "default/web/tcp".to_owned(),
+            endpoint: Some(endpoint.parse().unwrap()),
+            client: None,
+            in_use,
+            counts: Counts { open, half_open: 1, closing: 2, packets: Some(30), bytes: Some(4000) },
+            even: Some(even),
+        }
+    }
+
+    fn client(number: u8) -> Row {
+        Row {
+            endpoint: None,
+            client: Some([10, 244, 1, number].into()),
+            even: None,
+            ..row("10.0.0.1:80", true, 1, 0.0)
+        }
+    }
+
+    fn report(by: Grouping, rows: Vec<Row>) -> Report {
+        let translated = Section { rows, ..Section::default() };
+        Report { by, tracked: 7, translated, arriving: Section::default(), source_ports: Vec::new() }
+    }
+
+    #[test]
+    fn endpoints_have_their_shares_and_marks() {
+        let rows = vec![row("10.244.1.1:80", true, 3, 2.5), row("10.244.1.2:80", false, 2, 0.0)];
+        let expected = "\
+7 connections are tracked here
+
+TRANSLATED: connections to VIPs, which are sent to an endpoint
+SERVICE PORT      ENDPOINT        STATE        OPEN   EVEN   HALF-OPEN   CLOSING   BYTES   PACKETS
+default/web/tcp   10.244.1.1:80   -            3      2.5    1           2         4000    30
+default/web/tcp   10.244.1.2:80   not in use   2      0.0    1           2         4000    30
+";
+        let report = report(Grouping::Endpoint, rows);
+        assert_eq!(text(&report, &format!("{} here", tracked(&report))), expected);
+    }
+
+    #[test]
+    fn twenty_clients_are_listed_and_the_others_counted() {
+        let mut report = report(Grouping::Client, (1..=23).map(client).collect());
+        report.translated.more = 2;
+        report.translated.others = Counts { open: 10, ..Counts::default() };
+        let text = text(&report, "");
+        assert_eq!(text.lines().filter(|line| line.starts_with("default/web")).count(), 20);
+        assert!(text.ends_with("and about 5 more with 13 open, 3 half-open, 6 closing\n"), "{text}");
+    }
+
+    #[test]
+    fn source_ports_are_listed_with_all_services() {
+        let source_ports = vec![SourcePortUse {
+            protocol: "tcp".to_owned(),
+            source: "192.0.2.1".parse().unwrap(),
+            destination: "203.0.113.5:443".parse().unwrap(),
+            used: 32_256,
+        }];
+        let of_services = Report { source_ports: source_ports.clone(), ..report(Grouping::Service, Vec::new()) };
+        let text_of_services = text(&of_services, "");
+        assert!(text_of_services.contains("none\n"), "{text_of_services}");
+        assert!(text_of_services.contains("203.0.113.5:443   32256 (50 %)   64512"), "{text_of_services}");
+        let of_service = Report { source_ports, ..report(Grouping::Endpoint, Vec::new()) };
+        assert!(!text(&of_service, "").contains("203.0.113.5"));
+    }
 }

@@ -44,8 +44,8 @@ struct Held {
     _connection: Option<BufReader<TcpStream>>,
 }
 
-/// From a pod, an endpoint to itself, the node, and from outside; to endpoints of the same and of another node, of which
-/// one is removed and one ends; and of a client with session affinity.
+/// From a pod, an endpoint to itself, the node, and from outside; to endpoints of the same and of another node, of
+/// which one is removed and one ends; and of a client with session affinity.
 pub fn connections_are_counted_by_endpoint_and_client(backend: Backend) {
     let first = |cluster: &Cluster| web().pods([cluster.pod(REMOVED)]);
     let mut deployment = Deployment::start(backend, |cluster| vec![first(cluster), sticky(cluster)]);
