@@ -1,5 +1,6 @@
 //! The CPU time of a node, by thread of its backend, while pods change: a pass over the conntrack table costs as much
-//! as the table, however small the change is that it follows. So it is measured with tables of three sizes.
+//! as the table, however small the change is that it follows. So it is measured with tables of three sizes. With the
+//! largest, also how long `fairlead connections` reads it.
 
 use std::{
     collections::BTreeMap,
@@ -10,13 +11,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use e2e::{Netns, Process};
 use proto::model::Protocol;
 
 use crate::{
-    lab::{DEADLINE, Lab, stop},
-    manifests::Manifests,
+    lab::{DEADLINE, Lab, memory, stop},
+    manifests::{Manifests, NODE},
     report::{Goal, Report},
     scale::process::thread_times,
 };
@@ -33,6 +34,10 @@ const WARM_UP: Duration = Duration::from_secs(8);
 const ENTRIES: [u32; 3] = [0, 100_000, 1_000_000];
 /// The goals hold up to this number of entries.
 const GOAL_ENTRIES: u32 = 100_000;
+/// How long `fairlead connections` may take with the largest table, in milliseconds.
+const LISTING_GOAL: Goal = Goal::AtMost(2_000.0);
+/// How often the memory of a program is read that ends by itself.
+const MEMORY_POLL: Duration = Duration::from_millis(10);
 /// A thread with less CPU time than this is not reported, in percent of a core.
 const SHOWN: f64 = 0.05;
 
@@ -87,6 +92,37 @@ fn measure_one(report: &mut Report, lab: &Lab, protocol: Protocol, entries: u32,
         }
     }
     report.add(&format!("{what}: backend, all threads"), all, "%", Goal::None);
+    if entries > GOAL_ENTRIES {
+        list_connections(report, lab, &format!("{entries} {protocol} entries"))?;
+    }
+    Ok(())
+}
+
+/// Runs `fairlead connections` with the state that the backend has left.
+fn list_connections(report: &mut Report, lab: &Lab, what: &str) -> Result<()> {
+    let state = lab.path("state");
+    let state = state.to_str().context("the path of the state is not UTF-8")?;
+    for by in ["service", "client"] {
+        let what = format!("{what}: fairlead connections --by {by}");
+        let arguments =
+            ["connections", "--by", by, "--state-dir", state, "--node-name", NODE, "--backend-address=none"];
+        let begun = Instant::now();
+        let program = lab.spawn_program(&arguments, &format!("connections-{by}.log"));
+
+        let mut peak = 0;
+        let status = loop {
+            if let Some(status) = program.exited() {
+                break status;
+            }
+            // A program that has just ended has no memory.
+            peak = memory(&program).map_or(peak, |memory| memory.peak);
+            thread::sleep(MEMORY_POLL);
+        };
+
+        ensure!(status.success(), "{what}: {status}");
+        report.duration(&what, begun.elapsed(), LISTING_GOAL);
+        report.memory(&format!("{what}: peak memory"), peak, Goal::None);
+    }
     Ok(())
 }
 
