@@ -27,7 +27,7 @@ use clap::ValueEnum;
 use netlink::conntrack::{ConntrackHandle, Entry};
 use serde::{Deserialize, Serialize};
 
-use service_index::{Place, ServiceIndex};
+use service_index::{Place, ServiceIndex, ServicePortId};
 use source_ports::SourcePorts;
 use tally::Tally;
 
@@ -60,8 +60,8 @@ pub(crate) struct Query {
 /// Connections that are counted together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Group {
-    /// The number of a service port in the index; of several that share an endpoint, the first one.
-    port: usize,
+    /// Of several service ports that share an endpoint, the first one.
+    service_port: ServicePortId,
     endpoint: Option<SocketAddr>,
     client: Option<IpAddr>,
 }
@@ -121,17 +121,17 @@ impl Tallies {
     fn add(&mut self, index: &ServiceIndex<'_>, by: Grouping, entry: &Entry) {
         self.source_ports.add(entry);
         let Some(place) = index.place(entry) else { return };
-        let (port, endpoint, tally) = match place {
-            Place::Translated { port, endpoint } => (port, endpoint, &mut self.translated),
+        let (service_port, endpoint, tally) = match place {
+            Place::Translated { service_port, endpoint } => (service_port, endpoint, &mut self.translated),
             // Whose connections they are is not known if several Services share the endpoint.
             Place::Arriving { .. } if by == Grouping::Service => return,
-            Place::Arriving { port, endpoint } => (port, endpoint, &mut self.arriving),
+            Place::Arriving { service_port, endpoint } => (service_port, endpoint, &mut self.arriving),
         };
 
         let group = match by {
-            Grouping::Service => Group { port, endpoint: None, client: None },
-            Grouping::Endpoint => Group { port, endpoint: Some(endpoint), client: None },
-            Grouping::Client => Group { port, endpoint: None, client: Some(entry.original.source.ip()) },
+            Grouping::Service => Group { service_port, endpoint: None, client: None },
+            Grouping::Endpoint => Group { service_port, endpoint: Some(endpoint), client: None },
+            Grouping::Client => Group { service_port, endpoint: None, client: Some(entry.original.source.ip()) },
         };
         tally.add(group, entry);
     }

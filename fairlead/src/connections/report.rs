@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Group, Grouping, Query, SourcePortUse, Tallies,
-    service_index::{ServiceIndex, contains, shared_pool, socket_address, takes_new_connections},
+    service_index::{ServiceIndex, ServicePortId, contains, shared_pool, socket_address, takes_new_connections},
     tally::{Counts, Tally},
 };
 
@@ -93,21 +93,21 @@ fn add_endpoints_without_connections(index: &ServiceIndex<'_>, tally: &mut Tally
     let mut families: Vec<_> = tally.groups.keys().filter_map(family_of).collect();
     families.sort_unstable();
     families.dedup();
-    for (port, family) in families {
-        let Some(pool) = shared_pool(index.service(port), family) else { continue };
+    for (service_port, family) in families {
+        let Some(pool) = shared_pool(index.service_port(service_port), family) else { continue };
         for endpoint in pool.iter() {
-            let group = Group { port, endpoint: Some(socket_address(endpoint)), client: None };
+            let group = Group { service_port, endpoint: Some(socket_address(endpoint)), client: None };
             tally.groups.entry(group).or_default();
         }
     }
 }
 
-fn family_of(group: &Group) -> Option<(usize, IpFamily)> {
-    Some((group.port, IpFamily::of(&group.endpoint?.ip())))
+fn family_of(group: &Group) -> Option<(ServicePortId, IpFamily)> {
+    Some((group.service_port, IpFamily::of(&group.endpoint?.ip())))
 }
 
 /// The open connections of each service port and family, divided by its endpoints.
-fn even_shares(index: &ServiceIndex<'_>, tally: &Tally<Group>) -> HashMap<(usize, IpFamily), f64> {
+fn even_shares(index: &ServiceIndex<'_>, tally: &Tally<Group>) -> HashMap<(ServicePortId, IpFamily), f64> {
     let mut open = HashMap::<_, u64>::new();
     for (group, counts) in &tally.groups {
         if let Some(key) = family_of(group) {
@@ -116,21 +116,25 @@ fn even_shares(index: &ServiceIndex<'_>, tally: &Tally<Group>) -> HashMap<(usize
     }
 
     let mut shares = HashMap::new();
-    for ((port, family), open) in open {
-        let endpoints = shared_pool(index.service(port), family).map_or(0, |pool| pool.len());
+    for ((service_port, family), open) in open {
+        let endpoints = shared_pool(index.service_port(service_port), family).map_or(0, |pool| pool.len());
         if endpoints > 0 {
-            shares.insert((port, family), open as f64 / endpoints as f64);
+            shares.insert((service_port, family), open as f64 / endpoints as f64);
         }
     }
     shares
 }
 
 /// See [`Row::even`].
-fn even_share(index: &ServiceIndex<'_>, shares: &HashMap<(usize, IpFamily), f64>, group: &Group) -> Option<f64> {
+fn even_share(
+    index: &ServiceIndex<'_>,
+    shares: &HashMap<(ServicePortId, IpFamily), f64>,
+    group: &Group,
+) -> Option<f64> {
     let endpoint = group.endpoint?;
     let family = IpFamily::of(&endpoint.ip());
-    let pool = shared_pool(index.service(group.port), family)?;
-    if contains(pool, endpoint) { shares.get(&(group.port, family)).copied() } else { Some(0.0) }
+    let pool = shared_pool(index.service_port(group.service_port), family)?;
+    if contains(pool, endpoint) { shares.get(&(group.service_port, family)).copied() } else { Some(0.0) }
 }
 
 impl Section {
@@ -158,7 +162,7 @@ impl Section {
         }
 
         for (group, counts) in groups {
-            section.rows.push(Row::new(index.service(group.port), &group, counts, even_of(&group)));
+            section.rows.push(Row::new(index.service_port(group.service_port), &group, counts, even_of(&group)));
         }
         section
     }

@@ -23,26 +23,30 @@ use proto::model::{Endpoint, IpFamily, Pool, PoolClass, Protocol, TrafficPolicy}
 /// The service ports of a state, by VIP and by endpoint.
 #[derive(Debug)]
 pub(super) struct ServiceIndex<'a> {
-    ports: Vec<&'a ServicePortState>,
+    service_ports: Vec<&'a ServicePortState>,
     /// Of two service ports with the same VIP the first one in key order serves it.
-    vips: HashMap<Vip, usize>,
+    vips: HashMap<Vip, ServicePortId>,
     /// The addresses of the node, at which node ports are served.
     node_addresses: HashSet<IpAddr>,
     /// The endpoints on this node, with the first service port that has each. Endpoints that end are among them only if
     /// no other endpoint on this node is ready: the node does not know them otherwise.
-    local: HashMap<(Protocol, SocketAddr), usize>,
+    local: HashMap<(Protocol, SocketAddr), ServicePortId>,
     /// The only service ports whose connections are counted.
     selected: Option<&'a ServiceName>,
 }
+
+/// A service port of the index, in key order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct ServicePortId(usize);
 
 /// Where a connection goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// This node translates it from a VIP of a service port.
-    Translated { port: usize, endpoint: SocketAddr },
+    Translated { service_port: ServicePortId, endpoint: SocketAddr },
     /// It arrives at an endpoint of this node without a VIP, because another node or another program has translated it,
     /// or because its client has connected to the pod itself.
-    Arriving { port: usize, endpoint: SocketAddr },
+    Arriving { service_port: ServicePortId, endpoint: SocketAddr },
 }
 
 impl<'a> ServiceIndex<'a> {
@@ -53,7 +57,7 @@ impl<'a> ServiceIndex<'a> {
     ) -> Self {
         node_addresses.extend(&state.node().addresses);
         let mut index =
-            Self { ports: Vec::new(), vips: HashMap::new(), node_addresses, local: HashMap::new(), selected };
+            Self { service_ports: Vec::new(), vips: HashMap::new(), node_addresses, local: HashMap::new(), selected };
         for service in state.service_ports().values() {
             index.add(service);
         }
@@ -61,16 +65,16 @@ impl<'a> ServiceIndex<'a> {
     }
 
     fn add(&mut self, service: &'a ServicePortState) {
-        let number = self.ports.len();
-        self.ports.push(service);
+        let id = ServicePortId(self.service_ports.len());
+        self.service_ports.push(service);
         for family in IpFamily::ALL {
             for (vip, _) in vips(&service.port, family) {
-                self.vips.entry(vip).or_insert(number);
+                self.vips.entry(vip).or_insert(id);
             }
             // An endpoint of several Services is that of the selected one.
             if self.is_selected(service) {
                 for endpoint in service.local[family].iter() {
-                    self.local.entry((service.port.key.protocol, socket_address(endpoint))).or_insert(number);
+                    self.local.entry((service.port.key.protocol, socket_address(endpoint))).or_insert(id);
                 }
             }
         }
@@ -84,18 +88,21 @@ impl<'a> ServiceIndex<'a> {
     pub(super) fn place(&self, entry: &Entry) -> Option<Place> {
         let destination = entry.original.destination;
         let endpoint = entry.reply.source;
-        let of_vip = if endpoint == destination { None } else { self.port_of(entry.protocol, destination) };
+        let of_vip = if endpoint == destination { None } else { self.at_vip(entry.protocol, destination) };
         match of_vip {
-            Some(port) if self.is_selected(self.ports[port]) => Some(Place::Translated { port, endpoint }),
+            Some(id) if self.is_selected(self.service_port(id)) => {
+                Some(Place::Translated { service_port: id, endpoint })
+            }
             Some(_) => None,
             None => {
-                let port = *self.local.get(&(entry.protocol, endpoint))?;
-                Some(Place::Arriving { port, endpoint })
+                let id = *self.local.get(&(entry.protocol, endpoint))?;
+                Some(Place::Arriving { service_port: id, endpoint })
             }
         }
     }
 
-    fn port_of(&self, protocol: Protocol, destination: SocketAddr) -> Option<usize> {
+    /// The service port that serves a destination.
+    fn at_vip(&self, protocol: Protocol, destination: SocketAddr) -> Option<ServicePortId> {
         let address = destination.ip();
         let port = destination.port();
         let of_vip = self.vips.get(&Vip::AddressPort { address, port, protocol }).copied();
@@ -105,8 +112,8 @@ impl<'a> ServiceIndex<'a> {
         self.vips.get(&Vip::NodePort { port, protocol }).copied()
     }
 
-    pub(super) fn service(&self, port: usize) -> &'a ServicePortState {
-        self.ports[port]
+    pub(super) fn service_port(&self, id: ServicePortId) -> &'a ServicePortState {
+        self.service_ports[id.0]
     }
 }
 
