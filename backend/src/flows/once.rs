@@ -20,6 +20,7 @@ pub(crate) fn delete_stale_udp(state: &NodeState) -> Result<usize> {
 pub(crate) fn delete_half_open(before: &NodeState, after: &NodeState) -> Result<usize> {
     let mut pending = PendingFlows::new(before.clone(), watch::Sender::default().subscribe());
     pending.handed(after, true);
+    pending.programmed(false, after.service_ports().keys());
     let Some(half_open) = pending.take_half_open() else { return Ok(0) };
     half_open.clean_up(&table(), &after.node().addresses, |_| true)
 }
