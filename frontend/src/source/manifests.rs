@@ -106,10 +106,12 @@ impl DirectoryWatcher {
     async fn deliver(mut self, updates: &mpsc::Sender<SourceUpdate>) -> Result<()> {
         let mut next = self.start().await?;
         loop {
-            for update in next {
-                if updates.send(update).await.is_err() {
-                    return Ok(());
-                }
+            // Those of a file are of one commit, as far as the queue has room: a Service comes with its endpoints.
+            let mut left = next.into_iter().peekable();
+            while left.peek().is_some() {
+                let room = left.len().min(updates.max_capacity());
+                let Ok(permits) = updates.reserve_many(room).await else { return Ok(()) };
+                permits.zip(left.by_ref()).for_each(|(permit, update)| permit.send(update));
             }
             next = self.next().await?;
         }
