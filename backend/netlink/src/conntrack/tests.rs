@@ -42,6 +42,16 @@ fn list(handle: &mut ConntrackHandle, family: IpFamily) -> Vec<Flow> {
     list
 }
 
+fn all_entries() -> Vec<Entry> {
+    let mut list = Vec::new();
+    let visit = |entry: &Entry| {
+        list.push(*entry);
+        Ok(())
+    };
+    ConntrackHandle::open().unwrap().entries(visit).unwrap();
+    list
+}
+
 #[test]
 fn only_udp_of_the_family_is_dumped_from_all_zones() {
     in_netns(|| {
@@ -165,13 +175,7 @@ fn entries_of_both_families_are_listed_with_stage_and_traffic() {
              -r fd00:244::5 -q fd00::1 --reply-port-src 5353 --reply-port-dst 11",
         );
 
-        let mut list = Vec::new();
-        let visit = |entry: &Entry| {
-            list.push(*entry);
-            Ok(())
-        };
-        ConntrackHandle::open().unwrap().entries(visit).unwrap();
-
+        let mut list = all_entries();
         list.sort_by_key(|entry| entry.original.source.port());
         let seen: Vec<_> = list.iter().map(|entry| (entry.original.source.port(), entry.stage)).collect();
         let expected = [
@@ -208,12 +212,7 @@ fn traffic_of_both_directions_is_counted() {
         server.recv(&mut [0; 4]).unwrap();
         server.send_to(b"pong", client.local_addr().unwrap()).unwrap();
 
-        let mut list = Vec::new();
-        let visit = |entry: &Entry| {
-            list.push(*entry);
-            Ok(())
-        };
-        ConntrackHandle::open().unwrap().entries(visit).unwrap();
+        let list = all_entries();
         // IP and UDP have headers of 20 and 8 bytes.
         let traffic = Traffic { packets: 2, bytes: 2 * (20 + 8 + 4) };
         assert_eq!((list[0].traffic, list[0].stage), (Some(traffic), Open));
