@@ -107,8 +107,8 @@ impl DirectoryWatcher {
         let mut next = self.start().await?;
         loop {
             // Those of a file are of one commit, as far as the queue has room: a Service comes with its endpoints.
-            let mut left = next.into_iter().peekable();
-            while left.peek().is_some() {
+            let mut left = next.into_iter();
+            while left.len() > 0 {
                 let room = left.len().min(updates.max_capacity());
                 let Ok(permits) = updates.reserve_many(room).await else { return Ok(()) };
                 permits.zip(left.by_ref()).for_each(|(permit, update)| permit.send(update));
