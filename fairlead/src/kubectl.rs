@@ -74,7 +74,7 @@ struct KubectlCall {
 }
 
 /// Whether kubectl has started this process as its plugin, by the path of the program.
-pub(crate) fn is_plugin(program: Option<&OsStr>) -> bool {
+fn is_plugin(program: Option<&OsStr>) -> bool {
     program.and_then(|program| Path::new(program).file_name()) == Some(OsStr::new("kubectl-fairlead"))
 }
 
@@ -357,7 +357,8 @@ mod tests {
         let pod = |name: &str, owner: &str, phase: &str| {
             let owners = json!([{ "kind": "DaemonSet", "name": owner }]);
             let metadata = json!({ "name": name, "ownerReferences": owners });
-            json!({ "metadata": metadata, "spec": { "nodeName": format!("node-of-{name}") }, "status": { "phase": phase } })
+            let spec = json!({ "nodeName": format!("node-of-{name}") });
+            json!({ "metadata": metadata, "spec": spec, "status": { "phase": phase } })
         };
         let list = json!({ "items": [
             pod("b", "fl-backend", "Running"),

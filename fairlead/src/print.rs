@@ -71,6 +71,23 @@ pub(crate) fn value<T: Display>(
     }
 }
 
+/// Prints one of several results: `table` prints it for people; for scripts it is JSON on a line of its own, or YAML
+/// after `---`.
+///
+/// # Errors
+/// As for [`text`], or those of `table`.
+pub(crate) fn next_value(
+    output: OutputArgs,
+    value: &impl Serialize,
+    table: impl FnOnce() -> Result<(), Error>,
+) -> Result<(), Error> {
+    match output.format {
+        OutputFormat::Table => table(),
+        OutputFormat::Json => document(serde_json::to_string(value)? + "\n"),
+        OutputFormat::Yaml => document(format_args!("---\n{}", yaml(value)?)),
+    }
+}
+
 /// A YAML document that ends with a line break.
 pub(crate) fn yaml(value: &impl Serialize) -> Result<String, Error> {
     // Through JSON, so that both formats have the same names in the same order.

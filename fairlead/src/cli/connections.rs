@@ -2,13 +2,17 @@
 
 use std::path::PathBuf;
 
+use anyhow::Result;
 use clap::Args;
 
 use super::{
     RunningBackendArgs,
     view::{ServiceArg, service},
 };
-use crate::{connections::Grouping, print::OutputArgs};
+use crate::{
+    connections::{Grouping, Query},
+    print::OutputArgs,
+};
 
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "\
@@ -60,9 +64,13 @@ pub(crate) struct ConnectionsArgs {
 }
 
 impl ConnectionsArgs {
-    /// `--by`, or its default.
-    pub(crate) fn grouping(&self) -> Grouping {
-        let default = if self.service.is_some() { Grouping::Endpoint } else { Grouping::Service };
-        self.by.unwrap_or(default)
+    /// What is counted.
+    pub(crate) fn query(&self) -> Result<Query> {
+        let service = match self.service.clone() {
+            Some(service) => Some(service.in_namespace(self.namespace.as_deref())?),
+            None => None,
+        };
+        let default = if service.is_some() { Grouping::Endpoint } else { Grouping::Service };
+        Ok(Query { by: self.by.unwrap_or(default), service })
     }
 }

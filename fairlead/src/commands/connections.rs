@@ -20,7 +20,7 @@ use tokio::{task::spawn_blocking, time::sleep};
 
 use crate::{
     cli::{ConnectionsArgs, node_name},
-    connections::{self, Query, Report},
+    connections::{self, Report},
     exit_code::ExitCode,
     kubectl,
     print::{self, OutputClosed, OutputFormat},
@@ -59,11 +59,7 @@ async fn count(args: &ConnectionsArgs) -> Result<ExitCode> {
 async fn of_this_node(args: &ConnectionsArgs) -> Result<ExitCode> {
     let file = args.state_dir.join("state");
     let node = node_name(args.node_name.as_deref())?;
-    let service = match args.service.clone() {
-        Some(service) => Some(service.in_namespace(args.namespace.as_deref())?),
-        None => None,
-    };
-    let query = Query { by: args.grouping(), service };
+    let query = args.query()?;
 
     let counted = spawn_blocking(move || {
         let stored = StoredState::read(&file, &node).with_context(|| {
@@ -80,21 +76,40 @@ async fn of_this_node(args: &ConnectionsArgs) -> Result<ExitCode> {
 /// Prints how far a pass is, if that takes long.
 fn progress() -> impl FnMut(u64) {
     let count = fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count").unwrap_or_default();
-    let mut next = Instant::now() + PROGRESS_INTERVAL;
+    let mut timer = ProgressTimer::start();
     move |read| {
         // The clock is not free.
-        if read.is_multiple_of(1024) && Instant::now() >= next {
+        if read.is_multiple_of(1024) && timer.is_due() {
             print::error(format_args!("read {read} of {} entries of the conntrack table", count.trim()));
-            next += PROGRESS_INTERVAL;
         }
+    }
+}
+
+/// When to print progress next.
+struct ProgressTimer {
+    next: Instant,
+}
+
+impl ProgressTimer {
+    fn start() -> Self {
+        Self { next: Instant::now() + PROGRESS_INTERVAL }
+    }
+
+    /// Whether progress is to be printed now.
+    fn is_due(&mut self) -> bool {
+        let is_due = Instant::now() >= self.next;
+        if is_due {
+            *self = Self::start();
+        }
+        is_due
     }
 }
 
 /// `heading`: where the counts come from.
 fn print_report(args: &ConnectionsArgs, report: &Report, heading: &str) -> Result<()> {
-    match args.output.format {
-        OutputFormat::Json if args.watch => print::document(serde_json::to_string(report)? + "\n"),
-        OutputFormat::Yaml if args.watch => print::document(format_args!("---\n{}", print::yaml(report)?)),
-        _ => print::value(args.output, report, || table::text(report, heading)),
+    if args.watch {
+        print::next_value(args.output, report, || print::text(table::text(report, heading)))
+    } else {
+        print::value(args.output, report, || table::text(report, heading))
     }
 }

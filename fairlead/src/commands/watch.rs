@@ -9,10 +9,7 @@ use super::{
     services::{self, join},
     view::NodeView,
 };
-use crate::{
-    cli::ViewArgs,
-    print::{self, OutputFormat},
-};
+use crate::{cli::ViewArgs, print};
 
 /// Follows the stream until the shutdown.
 pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
@@ -20,11 +17,7 @@ pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
     while let Some(message) = shutdown.run_until_started(view.next()).await {
         let message = message?;
         let Some(json) = to_json(&message) else { continue };
-        match args.output.format {
-            OutputFormat::Table => print_lines(&message)?,
-            OutputFormat::Json => print::document(format_args!("{json}\n"))?,
-            OutputFormat::Yaml => print::document(format_args!("---\n{}", print::yaml(&json)?))?,
-        }
+        print::next_value(args.output, &json, || print_lines(&message))?;
     }
     Ok(())
 }

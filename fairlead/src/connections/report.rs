@@ -149,7 +149,7 @@ impl Section {
 
         let mut section = Self { others: tally.others, ..Self::default() };
         if section.others.connections() > 0 {
-            // Nobody knows of how many groups they are.
+            // The number of their groups is unknown: they count as one.
             section.more = 1;
         }
         for (_, counts) in groups.iter().skip(MAX_ROWS) {

@@ -25,7 +25,8 @@ fn finding(fullest: Result<Vec<SourcePortUse>>) -> Finding {
 
     let SourcePortUse { protocol, source, destination, used } = most;
     let what = format!(
-        "masquerading uses {used} of {MASQUERADE_PORTS} from {source} to {destination}/{protocol}, the fullest destination"
+        "masquerading uses {used} of {MASQUERADE_PORTS} from {source} to {destination}/{protocol}, the fullest \
+         destination"
     );
     let found = Finding::ok("source-ports", what);
     if most.percent() < NEARLY_FULL_PERCENT {
@@ -33,8 +34,8 @@ fn finding(fullest: Result<Vec<SourcePortUse>>) -> Finding {
     }
     found.warn(
         "when all are in use, the kernel drops packets of new connections to this destination",
-        "let clients keep connections open, spread them over more destinations or nodes, or exclude the destination from \
-         masquerading; `fairlead connections` lists the fullest",
+        "let clients keep connections open, spread them over more destinations or nodes, or exclude the destination \
+         from masquerading; `fairlead connections` lists the fullest",
     )
 }
 

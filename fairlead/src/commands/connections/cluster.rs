@@ -1,18 +1,15 @@
 //! `kubectl fairlead connections`: runs the command in the pods of all backends, and adds their reports.
 
-use std::{
-    collections::BTreeMap,
-    pin::pin,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, pin::pin, time::Duration};
 
 use anyhow::{Context as _, Error, Result, bail};
+use clap::ValueEnum as _;
 use futures::{StreamExt as _, stream};
 
-use super::{PROGRESS_INTERVAL, print_report, table};
+use super::{ProgressTimer, print_report, table};
 use crate::{
     cli::{ConnectionsArgs, SHOWN_NODES},
-    connections::{Grouping, Report, Sum},
+    connections::{Query, Report, Sum},
     exit_code::ExitCode,
     kubectl::{self, BackendPod},
     print,
@@ -27,13 +24,14 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// code 1.
 pub(super) async fn run(args: &ConnectionsArgs) -> Result<ExitCode> {
     let pods = kubectl::backend_pods().await?;
-    let command = command(args)?;
+    let query = args.query()?;
+    let command = command(&query)?;
     let command: Vec<_> = command.iter().map(String::as_str).collect();
 
-    let mut sum = Sum::new(args.grouping());
+    let mut sum = Sum::new(query.by);
     let mut answered = 0;
     let mut missing = BTreeMap::<String, Vec<&str>>::new();
-    let mut next_progress = Instant::now() + PROGRESS_INTERVAL;
+    let mut timer = ProgressTimer::start();
     let asked = stream::iter(&pods).map(|pod| ask(pod, &command)).buffer_unordered(CONCURRENT);
     let mut answers = pin!(asked);
     while let Some((pod, answer)) = answers.next().await {
@@ -44,9 +42,8 @@ pub(super) async fn run(args: &ConnectionsArgs) -> Result<ExitCode> {
             }
             Err(error) => missing.entry(format!("{error:#}")).or_default().push(&pod.node),
         }
-        if Instant::now() >= next_progress {
+        if timer.is_due() {
             print::error(format_args!("{answered} of {} nodes have answered", pods.len()));
-            next_progress = Instant::now() + PROGRESS_INTERVAL;
         }
     }
 
@@ -75,16 +72,12 @@ fn named(nodes: &[&str]) -> String {
 }
 
 /// The command that runs in each pod.
-fn command(args: &ConnectionsArgs) -> Result<Vec<String>> {
-    let by = match args.grouping() {
-        Grouping::Service => "service",
-        Grouping::Endpoint => "endpoint",
-        Grouping::Client => "client",
-    };
-    let mut command: Vec<_> = ["fairlead", "connections", "--output", "json", "--by", by].map(str::to_owned).into();
-    if let Some(service) = args.service.clone() {
-        command.push(service.in_namespace(args.namespace.as_deref())?.to_string());
-    }
+fn command(query: &Query) -> Result<Vec<String>> {
+    let by = query.by.to_possible_value().context("--by has no name for this group")?;
+    let arguments = ["fairlead", "connections", "--output", "json", "--by", by.get_name()];
+
+    let mut command: Vec<_> = arguments.map(str::to_owned).into();
+    command.extend(query.service.as_ref().map(ToString::to_string));
     Ok(command)
 }
 
