@@ -70,7 +70,7 @@ fn becomes(browser: &mut Browser, what: &str, expression: &str) {
 
 fn row(table: &str, name: &str) -> String {
     format!(
-        "[...document.querySelectorAll('#{table} ~ .table tbody tr')].find((row) => row.cells[0].innerText.includes('{name}') || row.cells[1].innerText.includes('{name}'))"
+        "[...document.querySelectorAll('#{table} ~ .table tbody tr')].find((row) => row.cells[0]?.innerText.includes('{name}') || row.cells[1]?.innerText.includes('{name}'))"
     )
 }
 
